@@ -1,0 +1,71 @@
+# tbcluster: `make up` shows what it is, `make test` says whether it works.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.PHONY: up build install uninstall test test-unit test-e2e test-limits test-long lint cross gen deps clean
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+PREFIX ?= /usr/local
+RUN := scripts/go
+TEST := $(RUN) gotestsum --format pkgname --
+
+# Every process of the race detector takes memory; two packages at a time are
+# what small machines bear.
+RACE := -race -p 2
+
+up: ## build, make a virtual cluster, copy a model over a cable, run it, ask it
+	@scripts/deps up
+	@$(MAKE) --no-print-directory build
+	bin/tbcluster up --lab 3 --demo
+
+build: ## bin/tbcluster, static
+	@scripts/deps build
+	@mkdir -p bin
+	@[ -x bin/tbcluster ] || echo "building bin/tbcluster; the first time takes a few minutes"
+	@CGO_ENABLED=0 $(RUN) go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/tbcluster ./cmd/tbcluster
+	@echo "bin/tbcluster $(VERSION)"
+
+install: ## into PREFIX (/usr/local), under DESTDIR; what is built already is taken as it is
+	@[ -x bin/tbcluster ] || $(MAKE) --no-print-directory build
+	install -D -m 755 bin/tbcluster '$(DESTDIR)$(PREFIX)/bin/tbcluster'
+	@mkdir -p '$(DESTDIR)$(PREFIX)/share/bash-completion/completions' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d'
+	bin/tbcluster completion bash > '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tbcluster'
+	bin/tbcluster completion zsh > '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster'
+	bin/tbcluster completion fish > '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
+
+uninstall: ## what install put there
+	rm -f '$(DESTDIR)$(PREFIX)/bin/tbcluster' '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tbcluster' \
+		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
+
+test: ## everything that a change has to pass
+	@scripts/phases deps lint cross test-unit test-e2e test-limits
+
+test-unit:
+	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v '^tbcluster/e2e')
+
+test-e2e: ## the real program on a virtual cluster with a real model
+	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
+
+test-limits: build ## times, sizes and loads that are promised; alone on the machine
+	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit' .
+
+test-long: deps build ## an hour: every test again and again, every fuzz test for a while
+	scripts/fuzz 60s
+	TBCLUSTER_LONG=1 $(TEST) $(RACE) -count=5 -timeout 60m ./...
+
+lint: deps
+	@scripts/lint
+
+cross: ## the systems that are not this one
+	@GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 $(RUN) go build ./...
+	@GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(RUN) go build ./...
+
+gen: deps ## the Go of api/ from its protos
+	cd api && ../$(RUN) buf generate
+
+deps:
+	@scripts/deps test
+
+clean:
+	rm -rf bin
