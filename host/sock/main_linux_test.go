@@ -1,0 +1,9 @@
+package sock
+
+import (
+	"testing"
+
+	"tbcluster/host/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
