@@ -1,0 +1,137 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"tbcluster/host"
+)
+
+// filterTimeout is how long the kernel may take to answer.
+const filterTimeout = 10 * time.Second
+
+// elementsPerMessage keeps the elements of a set below the 64 KiB that one
+// netlink attribute can hold.
+const elementsPerMessage = 256
+
+// filterConn opens nothing yet: package nftables does when it sends.
+func filterConn() (*nftables.Conn, error) {
+	return nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return c.SetDeadline(time.Now().Add(filterTimeout))
+	}))
+}
+
+// setFilter makes the table anew, in one transaction. Interfaces are matched by
+// name, so that one that goes and comes back is still open. The hook is before
+// routing: what is only passing through is dropped too.
+func (m *machine) setFilter(_ context.Context, c host.Change) error {
+	conn, err := filterConn()
+	if err != nil {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: tableName}
+	conn.AddTable(table) // so that it can be deleted
+	conn.DelTable(table)
+	conn.AddTable(table)
+	four, six := split(c.Addresses)
+	interfaces := &nftables.Set{Table: table, Name: "interfaces", KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
+	addresses4 := &nftables.Set{Table: table, Name: "addresses4", KeyType: nftables.TypeIPAddr, KeyByteOrder: binaryutil.BigEndian}
+	addresses6 := &nftables.Set{Table: table, Name: "addresses6", KeyType: nftables.TypeIP6Addr, KeyByteOrder: binaryutil.BigEndian}
+	for _, s := range []struct {
+		set      *nftables.Set
+		elements []nftables.SetElement
+	}{
+		{interfaces, nameElements(sortedSet(c.Interfaces))},
+		{addresses4, addressElements(four)},
+		{addresses6, addressElements(six)},
+	} {
+		if err := conn.AddSet(s.set, nil); err != nil {
+			return fmt.Errorf("packet filter: set %s: %w", s.set.Name, err)
+		}
+		for some := range slices.Chunk(s.elements, elementsPerMessage) {
+			if err := conn.SetAddElements(s.set, some); err != nil {
+				return fmt.Errorf("packet filter: set %s: %w", s.set.Name, err)
+			}
+		}
+	}
+	policy := nftables.ChainPolicyAccept
+	chain := conn.AddChain(&nftables.Chain{
+		Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw, Policy: &policy,
+	})
+	const register = 1
+	accept := &expr.Verdict{Kind: expr.VerdictAccept}
+	drop := &expr.Verdict{Kind: expr.VerdictDrop}
+	inName := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}
+	for _, rule := range [][]expr.Any{
+		{inName, &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: ifname("lo")}, accept},
+		{inName, &expr.Lookup{SourceRegister: register, SetName: interfaces.Name, SetID: interfaces.ID}, accept},
+		dropTo(addresses4, unix.NFPROTO_IPV4, 16, 4, drop),
+		dropTo(addresses6, unix.NFPROTO_IPV6, 24, 16, drop),
+	} {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	return nil
+}
+
+// dropTo drops packets of one protocol whose destination, at offset in their
+// header, is in set.
+func dropTo(set *nftables.Set, protocol byte, offset, length uint32, drop expr.Any) []expr.Any {
+	const register = 1
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: register},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: []byte{protocol}},
+		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+		&expr.Lookup{SourceRegister: register, SetName: set.Name, SetID: set.ID},
+		&expr.Counter{},
+		drop,
+	}
+}
+
+func (m *machine) removeFilter(context.Context, host.Change) error {
+	conn, err := filterConn()
+	if err != nil {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: tableName})
+	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("packet filter: %w", err)
+	}
+	return nil
+}
+
+// ifname is a name as the kernel compares it: padded with zeros.
+func ifname(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func nameElements(list []string) []nftables.SetElement {
+	var e []nftables.SetElement
+	for _, name := range list {
+		e = append(e, nftables.SetElement{Key: ifname(name)})
+	}
+	return e
+}
+
+func addressElements(list []netip.Addr) []nftables.SetElement {
+	var e []nftables.SetElement
+	for _, a := range list {
+		e = append(e, nftables.SetElement{Key: a.AsSlice()})
+	}
+	return e
+}

@@ -1,0 +1,89 @@
+package linux
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"tbcluster/host"
+)
+
+// reloadTimeout is how long a manager may take to read its files again.
+const reloadTimeout = 15 * time.Second
+
+// unmanage writes a file of ours below /run, where the managers look for what
+// holds until the next boot, and makes the manager read it. (Below /etc it
+// would outlive an uninstalled tbcluster.)
+func (m *machine) unmanage(ctx context.Context, c host.Change) error {
+	mgr, _ := managerNamed(c.Manager)
+	path := mgr.path(m.run, c.Interface)
+	before, err := readText(path)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := renameio.WriteFile(path, []byte(mgr.text(c.Interface)), 0o644); err != nil {
+		return err
+	}
+	if err := m.reload(ctx, mgr); err != nil {
+		if before == "" {
+			err = errors.Join(err, os.Remove(path))
+		}
+		return fmt.Errorf("%s written, but: %w", path, err)
+	}
+	return nil
+}
+
+func (m *machine) manage(ctx context.Context, c host.Change) error {
+	mgr, _ := managerNamed(c.Manager)
+	path := mgr.path(m.run, c.Interface)
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	if err := m.reload(ctx, mgr); err != nil {
+		return fmt.Errorf("%s removed, but: %w", path, err)
+	}
+	return nil
+}
+
+// reload makes a manager that runs read its files again.
+func (m *machine) reload(ctx context.Context, mgr manager) error {
+	running, err := m.seeker.running()
+	if err != nil {
+		return err
+	}
+	pid := running[mgr.name]
+	if pid == 0 {
+		return nil // it reads them when it starts
+	}
+	if mgr.hangup {
+		if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
+			return fmt.Errorf("tell %s (pid %d) to reload: %w", mgr.name, pid, err)
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reloadTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, mgr.reload[0], mgr.reload[1:]...)
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(mgr.reload, " "), err, bytes.TrimSpace(complaint.Bytes()))
+	}
+	return nil
+}
