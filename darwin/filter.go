@@ -1,0 +1,131 @@
+package darwin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"tbcluster/host"
+)
+
+// anchor is where our rules of the packet filter are. The rules that macOS loads
+// at boot (/etc/pf.conf) call all anchors below com.apple, so that no file of
+// the system needs to be changed.
+const anchor = "com.apple/tbcluster"
+
+// tokenLabel is the start of a label in our rules: behind it is the token that
+// `pfctl -E` gave when it switched the filter on for us, and that switching off
+// again takes. So it is kept where the rules are, and lost when they are.
+const tokenLabel = "tbcluster-token-"
+
+// filterRules are the rules of the anchor (pf.conf(5)). The first rule that fits
+// decides. What is addressed to one of our addresses is passed on one of our
+// interfaces and on the loopback, and dropped elsewhere; nothing else is
+// touched.
+func filterRules(c host.Change, token string) string {
+	if len(c.Addresses) == 0 {
+		return ""
+	}
+	var to []string
+	for _, a := range c.Addresses {
+		to = append(to, a.String())
+	}
+	slices.Sort(to)
+	target := "to { " + strings.Join(slices.Compact(to), ", ") + " }"
+	open := append([]string{"lo0"}, c.Interfaces...)
+	slices.Sort(open)
+	var b strings.Builder
+	for _, i := range slices.Compact(open) {
+		fmt.Fprintf(&b, "pass in quick on %s from any %s no state\n", i, target)
+	}
+	fmt.Fprintf(&b, "block drop in quick from any %s label %q\n", target, tokenLabel+token)
+	return b.String()
+}
+
+// load is a shell's script that loads the rules in its first argument: pfctl
+// reads them from its input only.
+const load = `printf '%s' "$1" | pfctl -q -a ` + anchor + ` -f -`
+
+func filterCommands(c host.Change) []string {
+	return []string{
+		"pfctl -E",
+		"printf '%s' '" + filterRules(c, "") + "' | pfctl -q -a " + anchor + " -f -",
+	}
+}
+
+// parseToken returns what `pfctl -E` prints after "Token : ", "" if nothing.
+func parseToken(text string) string {
+	for line := range strings.Lines(text) {
+		key, value, ok := strings.Cut(line, ":")
+		if value = strings.TrimSpace(value); ok && strings.TrimSpace(key) == "Token" && digits(value) {
+			return value
+		}
+	}
+	return ""
+}
+
+// parseLabel returns the token in the rules of our anchor, "" if there is none.
+func parseLabel(rules string) string {
+	_, rest, ok := strings.Cut(rules, tokenLabel)
+	if !ok {
+		return ""
+	}
+	end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' })
+	if end < 0 {
+		end = len(rest)
+	}
+	return rest[:end]
+}
+
+func digits(s string) bool {
+	return s != "" && len(s) <= 20 && strings.Trim(s, "0123456789") == ""
+}
+
+func (m *mac) setFilter(ctx context.Context, c host.Change) error {
+	if len(c.Addresses) == 0 {
+		return m.removeFilter(ctx) // nothing to protect; the rules hold the token
+	}
+	rules, err := m.run.Run(ctx, "pfctl", "-a", anchor, "-s", "rules")
+	if err != nil {
+		return err
+	}
+	token := parseLabel(string(rules))
+	made := false
+	if token == "" {
+		out, err := m.run.Run(ctx, "pfctl", "-E")
+		if err != nil {
+			return err
+		}
+		if token = parseToken(string(out)); token == "" {
+			return fmt.Errorf("pfctl -E gave no token: %q", out)
+		}
+		made = true
+	}
+	if _, err := m.run.Run(ctx, "sh", "-c", load, "sh", filterRules(c, token)); err != nil {
+		if made {
+			_, undone := m.run.Run(ctx, "pfctl", "-X", token)
+			err = errors.Join(err, undone)
+		}
+		return err
+	}
+	return nil
+}
+
+func (m *mac) removeFilter(ctx context.Context) error {
+	rules, err := m.run.Run(ctx, "pfctl", "-a", anchor, "-s", "rules")
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(string(rules)) == "" {
+		return nil
+	}
+	if _, err := m.run.Run(ctx, "pfctl", "-q", "-a", anchor, "-F", "rules"); err != nil {
+		return err
+	}
+	if token := parseLabel(string(rules)); token != "" {
+		_, err = m.run.Run(ctx, "pfctl", "-X", token)
+	}
+	return err
+}
