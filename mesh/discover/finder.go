@@ -1,0 +1,351 @@
+package discover
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"tbcluster/host"
+	"tbcluster/mesh/identity"
+)
+
+// DefaultPort is the control port where none is written.
+const DefaultPort = 7871
+
+const (
+	// browseFor is how long one browse of the library is of use: it stops
+	// asking after the first answer and never tells of a node twice. With many
+	// nodes it is longer, since every node answers every question of every
+	// other: once more for every crowd of nodes.
+	browseFor = 10 * time.Second
+	crowd     = 16
+	// sendAgain is how many browses pass between looks at whether sending works.
+	sendAgain = 3
+	// lookEvery is how often the interfaces are listed without being told to.
+	lookEvery = 3 * time.Second
+	// resolveEvery is how often names of static peers are looked up.
+	resolveEvery = time.Minute
+	// saveEvery is how often the memory of addresses is written at most.
+	saveEvery = 5 * time.Second
+	// goneAfter browses and a half without a word a node's mDNS addresses are no
+	// more.
+	goneAfter = 3
+)
+
+// askAt is when to ask after a start and after a change of interfaces: at once
+// and soon again, since the other side may be starting too, and an IPv6 address
+// is good for nothing in its first second or two (duplicate detection).
+var askAt = []time.Duration{
+	0, 100 * time.Millisecond, 300 * time.Millisecond, 700 * time.Millisecond,
+	1200 * time.Millisecond, 1800 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 6 * time.Second,
+}
+
+// Options are the settings of a Finder.
+type Options struct {
+	Self identity.NodeID
+	// Dir is the agent's state directory, for the memory of addresses.
+	Dir string
+	// Static are peers of the configuration: "host", "host:port", addresses.
+	Static []string
+	// Interfaces lists the interfaces that are up, without the loopback; nil
+	// asks the system and takes thunderboltN for cables.
+	Interfaces func() ([]Interface, error)
+	// Known says whether a node is in the cluster: strangers never displace it.
+	Known func(identity.NodeID) bool
+	Clock host.Clock   // nil is the system's
+	Log   *slog.Logger // nil discards
+}
+
+// Announcement is what this node says of itself.
+type Announcement struct {
+	Name string
+	OS   string
+	Port uint16
+	Pair string // public number of an open code, or ""
+}
+
+// Trouble is why multicast does not work on an interface.
+type Trouble struct {
+	Interface string
+	Err       error
+	// Blocked is set where the system refuses multicast although the interface
+	// has an address (macOS: Local Network permission; Linux: a packet filter).
+	Blocked bool
+}
+
+// Finder finds nodes nearby. Its methods may be called at once from several
+// goroutines.
+type Finder struct {
+	o       Options
+	statics []static
+
+	mu          sync.Mutex
+	table       table
+	interfaces  []Interface
+	announced   Announcement
+	troubles    []Trouble
+	subscribers map[int]chan struct{}
+	nextSub     int
+	unsaved     bool
+
+	rescan   chan struct{}
+	announce chan struct{}
+}
+
+// New returns a Finder. Run starts it. Faults: CONFIG_INVALID for a static peer
+// that is none, STATE_TOO_NEW.
+func New(o Options) (*Finder, error) {
+	if o.Interfaces == nil {
+		o.Interfaces = systemInterfaces
+	}
+	if o.Known == nil {
+		o.Known = func(identity.NodeID) bool { return false }
+	}
+	if o.Clock == nil {
+		o.Clock = host.SystemClock{}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	f := &Finder{
+		o: o, table: table{self: o.Self, known: o.Known, nodes: map[identity.NodeID]*found{}},
+		subscribers: map[int]chan struct{}{},
+		rescan:      make(chan struct{}, 1), announce: make(chan struct{}, 1),
+	}
+	for _, s := range o.Static {
+		peer, err := parseStatic(s)
+		if err != nil {
+			return nil, err
+		}
+		f.statics = append(f.statics, peer)
+	}
+	remembered, err := loadMemory(o.Dir, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	f.table.remember(remembered)
+	return f, nil
+}
+
+// Announce sets what this node says of itself; before the first call it says
+// nothing.
+func (f *Finder) Announce(a Announcement) {
+	f.mu.Lock()
+	changed := f.announced != a
+	f.announced = a
+	f.mu.Unlock()
+	if changed {
+		signal(f.announce)
+	}
+}
+
+// Rescan looks at the interfaces now, and asks and announces anew if they changed.
+func (f *Finder) Rescan() { signal(f.rescan) }
+
+// Met remembers that node answered at addr.
+func (f *Finder) Met(node identity.NodeID, addr netip.AddrPort) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.table.met(node, addr, f.o.Clock.Now()) {
+		f.unsaved = true
+		f.tell()
+	}
+}
+
+// Forget drops all memory of a node.
+func (f *Finder) Forget(node identity.NodeID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.table.forget(node) {
+		f.unsaved = true
+		f.tell()
+	}
+}
+
+// Candidates returns what was found, sorted.
+func (f *Finder) Candidates() []Candidate {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table.candidates(f.interfaces, f.statics, f.o.Clock.Now())
+}
+
+// Troubles returns where multicast does not work now.
+func (f *Finder) Troubles() []Trouble {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.troubles)
+}
+
+// Subscribe returns a channel that gets a value soon after Candidates or
+// Troubles changed, and whenever a node announces itself anew; it has room for
+// one.
+func (f *Finder) Subscribe() (changed <-chan struct{}, cancel func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, n := make(chan struct{}, 1), f.nextSub
+	f.nextSub++
+	f.subscribers[n] = c
+	return c, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.subscribers, n)
+	}
+}
+
+// tell wakes the subscribers. The caller holds mu.
+func (f *Finder) tell() {
+	for _, c := range f.subscribers {
+		signal(c)
+	}
+}
+
+// signal puts a value into a channel with room for one, unless it has one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run finds and announces until ctx ends, then says goodbye.
+func (f *Finder) Run(ctx context.Context) error {
+	var background sync.WaitGroup
+	defer background.Wait()
+	if len(f.statics) > 0 {
+		background.Go(func() { f.resolve(ctx) })
+	}
+	m := &mdns{self: f.o.Self, found: f.heard, log: f.o.Log}
+	defer m.close()
+
+	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
+	browses := 0
+	defer look.Stop()
+	defer browse.Stop()
+	defer save.Stop()
+	ask := time.NewTimer(0)
+	defer ask.Stop()
+	asked := 0
+	anew := func() {
+		asked = 0
+		ask.Reset(askAt[0])
+	}
+	f.look(m)
+	m.browse(ctx)
+	m.announce(f.announcement())
+	for {
+		select {
+		case <-ctx.Done():
+			m.goodbye()
+			return f.save()
+		case <-look.C:
+			f.expire()
+			if f.look(m) {
+				m.browse(ctx)
+				m.announce(f.announcement())
+				anew()
+			}
+		case <-f.rescan:
+			if f.look(m) {
+				m.announce(f.announcement())
+			}
+			m.browse(ctx)
+			anew()
+		case <-f.announce:
+			m.announce(f.announcement())
+		case <-browse.C:
+			m.browse(ctx)
+			browse.Reset(f.browseFor())
+			if browses++; browses%sendAgain == 0 {
+				f.trouble(m.ask())
+			}
+		case <-ask.C:
+			f.trouble(m.ask())
+			if asked++; asked < len(askAt) {
+				ask.Reset(askAt[asked] - askAt[asked-1])
+			}
+		case <-save.C:
+			if err := f.save(); err != nil {
+				f.o.Log.Error("cannot keep the addresses of nodes", "error", err)
+			}
+		}
+	}
+}
+
+// browseFor is how long a browse lasts among the nodes of now.
+func (f *Finder) browseFor() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table.browseFor()
+}
+
+func (f *Finder) announcement() Announcement {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.announced
+}
+
+// look lists the interfaces and says whether they changed.
+func (f *Finder) look(m *mdns) bool {
+	interfaces, err := f.o.Interfaces()
+	if err != nil {
+		f.o.Log.Warn("cannot list the network interfaces", "error", err)
+		return false
+	}
+	if len(interfaces) > maxInterfaces {
+		interfaces = interfaces[:maxInterfaces]
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.interfaces != nil && slices.EqualFunc(interfaces, f.interfaces, Interface.same) {
+		return false
+	}
+	f.interfaces = interfaces
+	m.interfaces = make([]net.Interface, 0, len(interfaces))
+	m.addresses = map[string][]netip.Prefix{}
+	for _, i := range interfaces {
+		if !i.Multicast {
+			continue
+		}
+		ni, err := net.InterfaceByIndex(i.Index)
+		if err != nil {
+			continue // gone since; the next look sees that
+		}
+		m.interfaces = append(m.interfaces, *ni)
+		m.addresses[ni.Name] = i.Addresses
+	}
+	f.tell()
+	return true
+}
+
+// heard takes what somebody announced.
+func (f *Finder) heard(s said) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.table.heard(s, f.o.Clock.Now()) {
+		f.tell()
+	}
+}
+
+func (f *Finder) expire() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.table.expire(f.o.Clock.Now()) {
+		f.tell()
+	}
+}
+
+func (f *Finder) trouble(now []Trouble) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	same := slices.EqualFunc(now, f.troubles, func(a, b Trouble) bool {
+		return a.Interface == b.Interface && a.Blocked == b.Blocked
+	})
+	f.troubles = now
+	if !same {
+		f.tell()
+	}
+}

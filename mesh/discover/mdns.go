@@ -1,0 +1,250 @@
+package discover
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/grandcat/zeroconf"
+	"github.com/miekg/dns"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+
+	"tbcluster/mesh/identity"
+)
+
+const (
+	service = "_tbcluster._tcp"
+	domain  = "local."
+	// maxEntries ends a browse: the library remembers every name it was told.
+	maxEntries = 256
+	// overlap is how long an old browse or announcement goes on beside the new.
+	overlap = 200 * time.Millisecond
+)
+
+// mdns is all that the rest of the package knows of the library. It listens and
+// answers by it, and speaks by itself where the library does not: queries as
+// often as we want, their errors, and a goodbye that arrives.
+//
+// The library delivers a name once per browse, and drops goodbyes. So every
+// announcement of ours bears a name of its own, which makes a change arrive at
+// once, and a goodbye is an announcement too, with bye=1. Its methods are for
+// one goroutine.
+type mdns struct {
+	self       identity.NodeID
+	found      func(said)
+	log        *slog.Logger
+	interfaces []net.Interface
+	addresses  map[string][]netip.Prefix // by interface
+
+	stopBrowse context.CancelFunc
+	browsers   sync.WaitGroup
+	server     *zeroconf.Server
+	servers    sync.WaitGroup // those being shut down
+	spoken     bool
+}
+
+// browse listens and asks anew on the interfaces of now.
+func (m *mdns) browse(ctx context.Context) {
+	if old := m.stopBrowse; old != nil {
+		time.AfterFunc(overlap, old)
+		m.stopBrowse = nil
+	}
+	if len(m.interfaces) == 0 {
+		return // the library would take all there are
+	}
+	ctx, m.stopBrowse = context.WithCancel(ctx)
+	// Apart, so that one works where the other cannot.
+	for family, ip := range map[string]zeroconf.IPType{"IPv4": zeroconf.IPv4, "IPv6": zeroconf.IPv6} {
+		resolver, err := zeroconf.NewResolver(zeroconf.SelectIPTraffic(ip), zeroconf.SelectIfaces(m.interfaces))
+		if err != nil {
+			m.log.Debug("cannot browse", "family", family, "error", err)
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		entries := make(chan *zeroconf.ServiceEntry, 32)
+		if err := resolver.Browse(ctx, service, domain, entries); err != nil {
+			m.log.Debug("cannot browse", "family", family, "error", err)
+			cancel() // it closes entries
+		}
+		m.browsers.Go(func() {
+			defer cancel()
+			n := 0
+			// To the end, or the library hangs in a send.
+			for e := range entries {
+				if n++; n == maxEntries {
+					cancel()
+				}
+				if n > maxEntries || e == nil {
+					continue
+				}
+				s, err := parseSaid(e.Instance, e.Text, e.Port, append(e.AddrIPv4, e.AddrIPv6...))
+				if err != nil {
+					m.log.Debug("an announcement that is none of ours", "error", err)
+					continue
+				}
+				m.found(s)
+			}
+		})
+	}
+}
+
+// announce says a from now on, in place of what was said before.
+func (m *mdns) announce(a Announcement) {
+	old := m.server
+	m.server = nil
+	if a.Port != 0 && len(m.interfaces) > 0 {
+		name := m.instance(identity.CleanName(a.Name))
+		server, err := zeroconf.RegisterProxy(name, service, domain, int(a.Port), name, nil, a.txt(m.self), m.interfaces)
+		if err != nil {
+			m.log.Warn("cannot announce this node", "error", err)
+		} else {
+			m.server = server
+			m.spoken = true
+			// The library probes for half a second before it says anything.
+			m.speak(func(addrs []netip.Prefix) *dns.Msg { return response(name, int(a.Port), a.txt(m.self), addrs, 120) })
+		}
+	}
+	if old != nil {
+		// Not at once: the library counts its goroutines as they start, and a
+		// new name should be known before the old one goes.
+		m.servers.Go(func() {
+			time.Sleep(overlap)
+			old.Shutdown()
+		})
+	}
+}
+
+// instance returns a name that was not used before.
+func (m *mdns) instance(name string) string {
+	var random [4]byte
+	_, _ = rand.Read(random[:]) // it does not fail
+	return fmt.Sprintf("%.32s-%s-%s", name, strings.ToLower(m.self.Short()), hex.EncodeToString(random[:]))
+}
+
+// goodbye tells the others that this node goes.
+func (m *mdns) goodbye() {
+	if !m.spoken {
+		return
+	}
+	name, txt := m.instance("bye"), []string{"id=" + string(m.self), "bye=1"}
+	m.speak(func(addrs []netip.Prefix) *dns.Msg { return response(name, DefaultPort, txt, addrs, 1) })
+}
+
+// close ends everything.
+func (m *mdns) close() {
+	if m.stopBrowse != nil {
+		m.stopBrowse()
+	}
+	if m.server != nil {
+		m.server.Shutdown()
+	}
+	m.servers.Wait()
+	m.browsers.Wait()
+}
+
+// ask sends a query on every interface, and says where that does not work.
+func (m *mdns) ask() []Trouble {
+	q := new(dns.Msg)
+	q.SetQuestion(service+"."+domain, dns.TypePTR)
+	q.Id, q.RecursionDesired = 0, false
+	return m.speak(func([]netip.Prefix) *dns.Msg { return q })
+}
+
+var (
+	group4 = &net.UDPAddr{IP: net.IPv4(224, 0, 0, 251), Port: 5353}
+	group6 = &net.UDPAddr{IP: net.ParseIP("ff02::fb"), Port: 5353}
+)
+
+// speak sends a message on every interface, over both families.
+func (m *mdns) speak(of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble) {
+	var four *ipv4.PacketConn
+	var six *ipv6.PacketConn
+	c4, err4 := net.ListenUDP("udp4", nil)
+	if err4 == nil {
+		defer c4.Close()
+		four = ipv4.NewPacketConn(c4)
+		err4 = four.SetMulticastTTL(255)
+	}
+	c6, err6 := net.ListenUDP("udp6", nil)
+	if err6 == nil {
+		defer c6.Close()
+		six = ipv6.NewPacketConn(c6)
+		err6 = six.SetMulticastHopLimit(255)
+	}
+	for _, i := range m.interfaces {
+		addrs := m.addresses[i.Name]
+		data, err := of(addrs).Pack()
+		if err != nil {
+			m.log.Error("cannot pack an mDNS message", "error", err)
+			return troubles
+		}
+		has4, has6 := false, false
+		for _, p := range addrs {
+			has4 = has4 || p.Addr().Is4()
+			has6 = has6 || p.Addr().Is6()
+		}
+		var errs []error
+		if has4 {
+			err := err4
+			if err == nil {
+				_, err = four.WriteTo(data, &ipv4.ControlMessage{IfIndex: i.Index}, group4)
+			}
+			errs = append(errs, err)
+		}
+		if has6 {
+			err := err6
+			if err == nil {
+				_, err = six.WriteTo(data, &ipv6.ControlMessage{IfIndex: i.Index}, group6)
+			}
+			errs = append(errs, err)
+		}
+		// One family is enough.
+		failed := len(errs) > 0
+		for _, err := range errs {
+			failed = failed && err != nil
+		}
+		if failed {
+			err := errors.Join(errs...)
+			blocked := errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)
+			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Blocked: blocked})
+		}
+	}
+	return troubles
+}
+
+// response is an announcement of one instance at the addresses of an interface.
+func response(instance string, port int, txt []string, addrs []netip.Prefix, ttl uint32) *dns.Msg {
+	serviceName := service + "." + domain
+	name, hostName := instance+"."+serviceName, instance+"."+domain
+	header := func(name string, rrtype uint16) dns.RR_Header {
+		return dns.RR_Header{Name: name, Rrtype: rrtype, Class: dns.ClassINET, Ttl: ttl}
+	}
+	msg := new(dns.Msg)
+	msg.Response, msg.Authoritative, msg.Compress = true, true, true
+	msg.Answer = []dns.RR{
+		&dns.PTR{Hdr: header(serviceName, dns.TypePTR), Ptr: name},
+		&dns.SRV{Hdr: header(name, dns.TypeSRV), Port: uint16(port), Target: hostName},
+		&dns.TXT{Hdr: header(name, dns.TypeTXT), Txt: txt},
+	}
+	for _, p := range addrs {
+		if len(msg.Answer) >= 3+maxAddresses {
+			break
+		}
+		if a := p.Addr(); a.Is4() {
+			msg.Answer = append(msg.Answer, &dns.A{Hdr: header(hostName, dns.TypeA), A: a.AsSlice()})
+		} else {
+			msg.Answer = append(msg.Answer, &dns.AAAA{Hdr: header(hostName, dns.TypeAAAA), AAAA: a.AsSlice()})
+		}
+	}
+	return msg
+}

@@ -1,0 +1,360 @@
+package discover
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tbcluster/mesh/identity"
+)
+
+// The nodes of these tests are processes in network namespaces of their own,
+// joined by veth pairs: nothing leaves them.
+
+const nodeEnv = "DISCOVER_TEST_NODE"
+
+func TestMain(m *testing.M) {
+	if self := os.Getenv(nodeEnv); self != "" {
+		if err := nodeMain(identity.NodeID(self)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// command is a line to a node, report one from it.
+type command struct {
+	Start, Rescan, Stop bool
+	Announce            *Announcement
+}
+
+type report struct {
+	Candidates []Candidate
+	Troubles   []string
+	Stopped    bool
+}
+
+func nodeMain(self identity.NodeID) error {
+	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
+	dir, err := os.MkdirTemp("", "discover")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	f, err := New(Options{Self: self, Dir: dir})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ended := make(chan error, 1)
+	changed, unsubscribe := f.Subscribe()
+	defer unsubscribe()
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for in.Scan() {
+			lines <- in.Text()
+		}
+	}()
+	for {
+		select {
+		case <-changed:
+			r := report{Candidates: f.Candidates()}
+			for _, t := range f.Troubles() {
+				r.Troubles = append(r.Troubles, fmt.Sprintf("%s blocked=%v", t.Interface, t.Blocked))
+			}
+			if err := out.Encode(r); err != nil {
+				return err
+			}
+		case line, ok := <-lines:
+			if !ok {
+				return nil
+			}
+			var c command
+			if err := json.Unmarshal([]byte(line), &c); err != nil {
+				return err
+			}
+			switch {
+			case c.Start:
+				go func() { ended <- f.Run(ctx) }()
+			case c.Announce != nil:
+				f.Announce(*c.Announce)
+			case c.Rescan:
+				f.Rescan()
+			case c.Stop:
+				cancel()
+				if err := <-ended; err != nil {
+					return err
+				}
+				return out.Encode(report{Stopped: true})
+			}
+		}
+	}
+}
+
+type node struct {
+	t       *testing.T
+	id      identity.NodeID
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	reports chan report
+	last    report
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, id: newID(t), reports: make(chan report, 1000)}
+	n.cmd = exec.Command(os.Args[0])
+	n.cmd.Env = append(os.Environ(), nodeEnv+"="+string(n.id))
+	n.cmd.Stderr = os.Stderr
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() != 0 {
+		n.cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		n.cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		n.cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	var err error
+	if n.in, err = n.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := n.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.cmd.Start(); err != nil {
+		t.Skip("no network namespaces here:", err)
+	}
+	go func() {
+		defer close(n.reports)
+		dec := json.NewDecoder(out)
+		for {
+			var r report
+			if err := dec.Decode(&r); err != nil {
+				return
+			}
+			n.reports <- r
+		}
+	}()
+	t.Cleanup(func() {
+		_ = n.in.Close()
+		_ = n.cmd.Process.Kill()
+		_ = n.cmd.Wait()
+	})
+	n.ip("link", "set", "lo", "up")
+	return n
+}
+
+func (n *node) pid() string { return strconv.Itoa(n.cmd.Process.Pid) }
+
+// ip runs ip(8) in the node's network.
+func (n *node) ip(args ...string) {
+	n.t.Helper()
+	n.run("ip", args...)
+}
+
+func (n *node) run(name string, args ...string) {
+	n.t.Helper()
+	enter := []string{"-t", n.pid(), "-n"}
+	if os.Getuid() != 0 {
+		enter = append(enter, "-U", "--preserve-credentials")
+	}
+	out, err := exec.Command("nsenter", append(append(enter, name), args...)...).CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// cable joins two nodes by a veth pair that is down.
+func cable(a *node, aName string, b *node, bName string) {
+	a.t.Helper()
+	a.ip("link", "add", aName, "type", "veth", "peer", "name", bName, "netns", b.pid())
+}
+
+func (n *node) up(name string, addresses ...string) {
+	n.t.Helper()
+	for _, a := range addresses {
+		n.ip("address", "add", a, "dev", name)
+	}
+	n.ip("link", "set", name, "up")
+}
+
+func (n *node) tell(c command) {
+	n.t.Helper()
+	line, err := json.Marshal(c)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if _, err := n.in.Write(append(line, '\n')); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) start(a Announcement) {
+	n.t.Helper()
+	n.tell(command{Announce: &a})
+	n.tell(command{Start: true})
+}
+
+// until waits for a report that is so, and says how long that took.
+func (n *node) until(what string, so func(report) bool) time.Duration {
+	n.t.Helper()
+	start, late := time.Now(), time.After(30*time.Second)
+	if so(n.last) {
+		return 0
+	}
+	for {
+		select {
+		case r, ok := <-n.reports:
+			if !ok {
+				n.t.Fatalf("the node ended, waiting for %s; last %+v", what, n.last)
+			}
+			if n.last = r; so(r) {
+				return time.Since(start)
+			}
+		case <-late:
+			n.t.Fatalf("no %s; last %+v", what, n.last)
+		}
+	}
+}
+
+// at says whether a candidate is at a place.
+func at(id identity.NodeID, iface, addr string) func(report) bool {
+	return func(r report) bool {
+		for _, c := range r.Candidates {
+			for _, a := range c.Addresses {
+				if c.Node == id && a.Interface == iface && strings.HasPrefix(a.Addr.String(), addr) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+}
+
+func not(f func(report) bool) func(report) bool { return func(r report) bool { return !f(r) } }
+
+func TestNodesFindEachOtherOnTheLAN(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	cable(a, "lan0", b, "lan0")
+	a.up("lan0", "192.0.2.1/24")
+	b.up("lan0", "192.0.2.2/24")
+	a.start(Announcement{Name: "alpha", OS: "linux", Port: 7871})
+	b.start(Announcement{Name: "beta", OS: "linux", Port: 7872})
+	took := a.until("beta", at(b.id, "lan0", "192.0.2.2:7872"))
+	took = max(took, b.until("alpha", at(a.id, "lan0", "192.0.2.1:7871")))
+	if took > 2*time.Second {
+		t.Errorf("found after %v", took)
+	}
+	if c := a.last.Candidates[0]; c.Name != "beta" || c.OS != "linux" || c.Proto != 1 || c.Seen.IsZero() {
+		t.Errorf("beta is %+v", c)
+	}
+
+	pair := func(n string) func(report) bool {
+		return func(r report) bool {
+			for _, c := range r.Candidates {
+				if c.Node == b.id {
+					return c.Pair == n
+				}
+			}
+			return false
+		}
+	}
+	b.tell(command{Announce: &Announcement{Name: "beta", OS: "linux", Port: 7872, Pair: "4711"}})
+	if took := a.until("the open code", pair("4711")); took > 2*time.Second {
+		t.Errorf("the code was seen after %v", took)
+	}
+	b.tell(command{Announce: &Announcement{Name: "beta", OS: "linux", Port: 7872}})
+	if took := a.until("the end of the code", pair("")); took > 2*time.Second {
+		t.Errorf("its end was seen after %v", took)
+	}
+	b.tell(command{Stop: true})
+	if took := a.until("the goodbye", not(at(b.id, "lan0", "192.0.2.2"))); took > 3*time.Second {
+		t.Errorf("the goodbye was heard after %v", took)
+	}
+}
+
+func TestCableAloneIsEnough(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	// No LAN, and no IPv4 anywhere.
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.start(Announcement{Name: "beta", Port: 7871})
+	cable(a, "thunderbolt0", b, "thunderbolt3")
+	a.up("thunderbolt0")
+	b.up("thunderbolt3")
+	// As the agent does when netlink tells it.
+	a.tell(command{Rescan: true})
+	b.tell(command{Rescan: true})
+	onCable := func(id identity.NodeID, iface string) func(report) bool {
+		return func(r report) bool {
+			for _, c := range r.Candidates {
+				for _, place := range c.Addresses {
+					if c.Node == id && place.Interface == iface && place.Cable && place.Addr.Addr().Zone() == iface {
+						return true
+					}
+				}
+			}
+			return false
+		}
+	}
+	took := a.until("beta", onCable(b.id, "thunderbolt0"))
+	took = max(took, b.until("alpha", onCable(a.id, "thunderbolt3")))
+	if took > 5*time.Second {
+		t.Errorf("found after %v", took)
+	}
+	// The cable comes back under another name; nobody tells.
+	a.ip("link", "delete", "thunderbolt0")
+	a.until("no place for beta", not(onCable(b.id, "thunderbolt0")))
+	cable(a, "thunderbolt1", b, "thunderbolt3")
+	a.up("thunderbolt1")
+	b.up("thunderbolt3")
+	if took := a.until("beta on the new cable", onCable(b.id, "thunderbolt1")); took > 12*time.Second {
+		t.Errorf("found again after %v", took)
+	}
+}
+
+func TestBlockedMulticastIsSaid(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("no nft here:", err)
+	}
+	a, b := newNode(t), newNode(t)
+	cable(a, "lan0", b, "lan0")
+	a.run("nft", "add table inet t")
+	a.run("nft", "add chain inet t out { type filter hook output priority 0; }")
+	a.run("nft", "add rule inet t out udp dport 5353 drop")
+	a.up("lan0", "192.0.2.1/24")
+	b.up("lan0", "192.0.2.2/24")
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	a.until("the trouble", func(r report) bool {
+		return len(r.Troubles) == 1 && r.Troubles[0] == "lan0 blocked=true"
+	})
+	a.run("nft", "delete table inet t")
+	a.tell(command{Rescan: true})
+	a.up("lan0", "192.0.2.3/24") // a change, so that it asks again
+	a.until("its end", func(r report) bool { return len(r.Troubles) == 0 })
+}
+
+func TestNewPortTakesThePlaceOfTheOld(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	cable(a, "lan0", b, "lan0")
+	a.up("lan0", "192.0.2.1/24")
+	b.up("lan0", "192.0.2.2/24")
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.start(Announcement{Name: "beta", Port: 7871})
+	a.until("beta", at(b.id, "lan0", "192.0.2.2"))
+	b.tell(command{Announce: &Announcement{Name: "beta", Port: 7999}})
+	a.until("beta at its new port", func(r report) bool {
+		return at(b.id, "lan0", "192.0.2.2:7999")(r) && !at(b.id, "lan0", "192.0.2.2:7871")(r)
+	})
+}

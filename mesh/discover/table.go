@@ -1,0 +1,321 @@
+package discover
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"tbcluster/mesh/identity"
+)
+
+const (
+	// maxNodes bounds the table; strangers make room for each other, never
+	// members for strangers.
+	maxNodes = 256
+	// maxMemory is how many addresses of one node are remembered.
+	maxMemory = 8
+	// maxPlaces bounds the addresses of a candidate after link-local ones were
+	// multiplied by the interfaces.
+	maxPlaces = 64
+	// staticFor is how long a static peer counts as the node last met there.
+	staticFor = 10 * time.Minute
+)
+
+// Source tells where an address comes from.
+type Source string
+
+// The sources of addresses.
+const (
+	MDNS   Source = "mdns"
+	Static Source = "static"
+	Memory Source = "memory" // the node was met there before
+)
+
+// Address is one place at which a candidate may be.
+type Address struct {
+	Addr netip.AddrPort
+	// Interface to bind to; "" leaves it to the routes. A link-local address
+	// comes once for every interface on which it may be.
+	Interface string
+	Cable     bool
+	Source    Source
+}
+
+// Candidate is a node that may be there.
+type Candidate struct {
+	Node      identity.NodeID // "" for a static peer that was never met
+	Name      string
+	OS        string
+	Proto     int    // major version of its control protocol; 0 if unknown
+	Pair      string // number of its open code, or ""
+	Addresses []Address
+	Seen      time.Time // last by mDNS; zero if never
+}
+
+// found is what is known of one node.
+type found struct {
+	said
+	seen    time.Time                    // last announcement; zero if none counts
+	heardAt map[netip.AddrPort]time.Time // announced addresses
+	metAt   map[netip.AddrPort]time.Time // where it answered
+}
+
+// table is what is known of all nodes.
+type table struct {
+	self  identity.NodeID
+	known func(identity.NodeID) bool
+	nodes map[identity.NodeID]*found
+}
+
+// at returns the entry of a node, made if there is room for it.
+func (t *table) at(node identity.NodeID) *found {
+	if f := t.nodes[node]; f != nil {
+		return f
+	}
+	if len(t.nodes) >= maxNodes && !t.makeRoom(node) {
+		return nil
+	}
+	f := &found{heardAt: map[netip.AddrPort]time.Time{}, metAt: map[netip.AddrPort]time.Time{}}
+	f.node = node
+	t.nodes[node] = f
+	return f
+}
+
+// makeRoom drops the stranger that was not heard of for the longest time; the
+// newest one is none other than who shouts loudest, and is as good as any.
+func (t *table) makeRoom(newcomer identity.NodeID) bool {
+	var oldest *found
+	for id, f := range t.nodes {
+		if !t.known(id) && (oldest == nil || f.seen.Before(oldest.seen)) {
+			oldest = f
+		}
+	}
+	if oldest == nil && !t.known(newcomer) {
+		return false
+	}
+	if oldest == nil {
+		return true // members only: there are not more of those than trust holds
+	}
+	delete(t.nodes, oldest.node)
+	return true
+}
+
+// heard takes an announcement. It says whether that is worth telling.
+func (t *table) heard(s said, now time.Time) bool {
+	if s.node == t.self {
+		return false
+	}
+	if s.bye {
+		return t.bye(s.node)
+	}
+	f := t.at(s.node)
+	if f == nil {
+		return false
+	}
+	news := f.seen.IsZero() || f.name != s.name || f.os != s.os || f.proto != s.proto || f.pair != s.pair || f.port != s.port ||
+		f.instance != s.instance // it announces itself anew: it may have been started anew
+	if f.port != s.port {
+		clear(f.heardAt) // it listens elsewhere now
+	}
+	addrs := s.addrs
+	s.addrs = nil
+	f.said, f.seen = s, now
+	for _, a := range addrs {
+		place := netip.AddrPortFrom(a, s.port)
+		if _, ok := f.heardAt[place]; !ok {
+			news = true
+			if len(f.heardAt) >= maxAddresses {
+				dropOldest(f.heardAt)
+			}
+		}
+		f.heardAt[place] = now
+	}
+	return news
+}
+
+// bye drops what a node announced; where it was met is another matter.
+func (t *table) bye(node identity.NodeID) bool {
+	f := t.nodes[node]
+	if f == nil || f.seen.IsZero() {
+		return false
+	}
+	f.seen, f.pair = time.Time{}, ""
+	clear(f.heardAt)
+	t.tidy(f)
+	return true
+}
+
+func (t *table) tidy(f *found) {
+	if len(f.heardAt) == 0 && len(f.metAt) == 0 {
+		delete(t.nodes, f.node)
+	}
+}
+
+// browseFor is how long a browse lasts among so many nodes.
+func (t *table) browseFor() time.Duration {
+	return browseFor * time.Duration(1+len(t.nodes)/crowd)
+}
+
+// expire drops what was not heard of for long.
+func (t *table) expire(now time.Time) (news bool) {
+	gone := goneAfter*t.browseFor() + browseFor/2
+	for _, f := range t.nodes {
+		for a, at := range f.heardAt {
+			if now.Sub(at) > gone {
+				delete(f.heardAt, a)
+				news = true
+			}
+		}
+		if !f.seen.IsZero() && now.Sub(f.seen) > gone {
+			f.seen, f.pair, news = time.Time{}, "", true
+		}
+		t.tidy(f)
+	}
+	return news
+}
+
+// met remembers where a node answered. It says whether that is news.
+func (t *table) met(node identity.NodeID, addr netip.AddrPort, now time.Time) bool {
+	addr = netip.AddrPortFrom(addr.Addr().Unmap().WithZone(""), addr.Port())
+	if node == t.self || !usable(addr.Addr()) || addr.Port() == 0 {
+		return false
+	}
+	f := t.at(node)
+	if f == nil {
+		return false
+	}
+	_, ok := f.metAt[addr]
+	if !ok && len(f.metAt) >= maxMemory {
+		dropOldest(f.metAt)
+	}
+	f.metAt[addr] = now
+	return !ok
+}
+
+func (t *table) forget(node identity.NodeID) bool {
+	_, ok := t.nodes[node]
+	delete(t.nodes, node)
+	return ok
+}
+
+func dropOldest(m map[netip.AddrPort]time.Time) {
+	var oldest netip.AddrPort
+	for a, at := range m {
+		if !oldest.IsValid() || at.Before(m[oldest]) {
+			oldest = a
+		}
+	}
+	delete(m, oldest)
+}
+
+// candidates says who may be where, by the interfaces of now.
+func (t *table) candidates(interfaces []Interface, statics []static, now time.Time) []Candidate {
+	own := map[netip.Addr]bool{}
+	for _, i := range interfaces {
+		for _, p := range i.Addresses {
+			own[p.Addr()] = true
+		}
+	}
+	byAddr := map[netip.AddrPort]identity.NodeID{} // of static peers
+	var list []Candidate
+	for id, f := range t.nodes {
+		c := Candidate{Node: id, Name: f.name, OS: f.os, Proto: f.proto, Pair: f.pair, Seen: f.seen}
+		var places []Address
+		for _, of := range []struct {
+			addrs  map[netip.AddrPort]time.Time
+			source Source
+		}{{f.heardAt, MDNS}, {f.metAt, Memory}} {
+			for a := range of.addrs {
+				// Another machine's bridge of containers has the same address as ours.
+				if !own[a.Addr()] {
+					places = append(places, spread(a, interfaces, of.source)...)
+				}
+			}
+		}
+		for a, at := range f.metAt {
+			if now.Sub(at) < staticFor {
+				byAddr[a] = id
+			}
+		}
+		c.Addresses = order(places)
+		list = append(list, c)
+	}
+	for _, s := range statics {
+		for _, a := range s.resolved() {
+			if own[a.Addr()] {
+				continue
+			}
+			places := spread(a, interfaces, Static)
+			if id, ok := byAddr[netip.AddrPortFrom(a.Addr().WithZone(""), a.Port())]; ok {
+				i := slices.IndexFunc(list, func(c Candidate) bool { return c.Node == id })
+				list[i].Addresses = order(append(list[i].Addresses, places...))
+				continue
+			}
+			list = append(list, Candidate{Name: s.text, Addresses: order(places)})
+		}
+	}
+	slices.SortFunc(list, func(a, b Candidate) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
+	})
+	return list
+}
+
+var selfAssigned = netip.MustParsePrefix("169.254.0.0/16")
+
+// spread says over which interfaces an address may be reached. Link-local ones
+// could be on any; others are on those whose network they are in, else the
+// routes know.
+func spread(a netip.AddrPort, interfaces []Interface, source Source) []Address {
+	var places []Address
+	addr := a.Addr()
+	for _, i := range interfaces {
+		place := Address{Addr: a, Interface: i.Name, Cable: i.Cable, Source: source}
+		switch {
+		case addr.Is6() && addr.IsLinkLocalUnicast():
+			if zone := addr.Zone(); zone != "" && zone != i.Name {
+				continue
+			}
+			if !slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() }) {
+				continue // nothing of the kind is spoken there
+			}
+			place.Addr = netip.AddrPortFrom(addr.WithZone(i.Name), a.Port())
+		case !slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Contains(addr) && !p.IsSingleIP() }):
+			continue
+		}
+		places = append(places, place)
+	}
+	if len(places) == 0 && !addr.IsLinkLocalUnicast() && !selfAssigned.Contains(addr) {
+		places = []Address{{Addr: a, Source: source}}
+	}
+	return places
+}
+
+// order sorts and bounds: cables first, routed addresses before link-local
+// guesses, what was announced before what is remembered, each place once.
+func order(places []Address) []Address {
+	rank := func(a Address) int {
+		r := 0
+		if !a.Cable {
+			r += 4
+		}
+		if a.Addr.Addr().IsLinkLocalUnicast() {
+			r += 2
+		}
+		if a.Source == Memory {
+			r++
+		}
+		return r
+	}
+	slices.SortFunc(places, func(a, b Address) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.Addr.Compare(b.Addr), cmp.Compare(a.Interface, b.Interface))
+	})
+	seen := map[Address]bool{}
+	places = slices.DeleteFunc(places, func(a Address) bool {
+		a.Source = ""
+		dup := seen[a]
+		seen[a] = true
+		return dup
+	})
+	return places[:min(len(places), maxPlaces)]
+}

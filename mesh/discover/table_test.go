@@ -1,0 +1,309 @@
+package discover
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"tbcluster/api/fault"
+	"tbcluster/mesh/identity"
+)
+
+func newID(t testing.TB) identity.NodeID {
+	t.Helper()
+	k, err := identity.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k.ID()
+}
+
+func newTable(t testing.TB, known ...identity.NodeID) *table {
+	return &table{
+		self: newID(t), nodes: map[identity.NodeID]*found{},
+		known: func(id identity.NodeID) bool {
+			for _, k := range known {
+				if k == id {
+					return true
+				}
+			}
+			return false
+		},
+	}
+}
+
+func prefixes(ss ...string) (list []netip.Prefix) {
+	for _, s := range ss {
+		list = append(list, netip.MustParsePrefix(s))
+	}
+	return list
+}
+
+func addrs(ss ...string) (list []netip.Addr) {
+	for _, s := range ss {
+		list = append(list, netip.MustParseAddr(s))
+	}
+	return list
+}
+
+var t0 = time.Unix(1_000_000, 0)
+
+func TestAddressesAreSpreadOverTheInterfaces(t *testing.T) {
+	id := newID(t)
+	tab := newTable(t)
+	interfaces := []Interface{
+		{Name: "lan0", Addresses: prefixes("192.168.7.2/24", "fe80::2/64")},
+		{Name: "thunderbolt0", Cable: true, Addresses: prefixes("169.254.9.1/16", "fe80::2/64", "10.77.3.1/30")},
+		{Name: "thunderbolt1", Cable: true, Addresses: prefixes("169.254.9.2/16", "fe80::3/64")},
+		{Name: "vpn0", Addresses: prefixes("100.64.0.1/32")},
+		{Name: "docker0", Addresses: prefixes("172.17.0.1/16")},
+	}
+	tab.heard(said{node: id, port: 7871, addrs: addrs("192.168.7.3", "fe80::9", "169.254.1.1", "10.77.3.2", "203.0.113.5", "172.17.0.1")}, t0)
+	tab.met(id, netip.MustParseAddrPort("192.168.7.3:7871"), t0)
+	tab.met(id, netip.MustParseAddrPort("192.168.7.9:7872"), t0)
+	var got []string
+	for _, a := range tab.candidates(interfaces, nil, t0)[0].Addresses {
+		got = append(got, a.Interface+" "+a.Addr.String()+" "+string(a.Source))
+	}
+	want := []string{
+		"thunderbolt0 10.77.3.2:7871 mdns",
+		"thunderbolt0 169.254.1.1:7871 mdns",
+		"thunderbolt1 169.254.1.1:7871 mdns",
+		"thunderbolt0 [fe80::9%thunderbolt0]:7871 mdns",
+		"thunderbolt1 [fe80::9%thunderbolt1]:7871 mdns",
+		"lan0 192.168.7.3:7871 mdns",
+		" 203.0.113.5:7871 mdns",
+		"lan0 192.168.7.9:7872 memory",
+		"lan0 [fe80::9%lan0]:7871 mdns",
+	}
+	// 169.254 counts as link-local: after what is routed, over each cable.
+	if !reflect.DeepEqual(sorted(got), sorted(want)) {
+		t.Fatalf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got[0] != want[0] || got[5] != want[5] {
+		t.Fatalf("order\n%s", strings.Join(got, "\n"))
+	}
+}
+
+func sorted(s []string) map[string]bool {
+	m := map[string]bool{}
+	for _, x := range s {
+		m[x] = true
+	}
+	return m
+}
+
+func TestFloodOfForgeriesDisplacesNoMember(t *testing.T) {
+	member, met := newID(t), newID(t)
+	tab := newTable(t, member, met)
+	tab.heard(said{node: member, port: 1, addrs: addrs("192.0.2.1")}, t0)
+	tab.met(met, netip.MustParseAddrPort("192.0.2.2:1"), t0)
+	forged := make([]identity.NodeID, 2*maxNodes)
+	for i := range forged {
+		forged[i] = newID(t)
+	}
+	for round := range 3 {
+		for i, id := range forged {
+			tab.heard(said{node: id, port: 1, addrs: addrs("192.0.2.3")}, t0.Add(time.Duration(round*len(forged)+i)*time.Millisecond))
+		}
+	}
+	if len(tab.nodes) > maxNodes {
+		t.Fatalf("%d nodes", len(tab.nodes))
+	}
+	if tab.nodes[member] == nil || tab.nodes[met] == nil {
+		t.Fatal("a member was displaced")
+	}
+	// A thousand addresses for one node: bounded, and what was met stays.
+	for i := range 1000 {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		tab.heard(said{node: met, port: 1, addrs: []netip.Addr{a}}, t0.Add(time.Hour))
+	}
+	f := tab.nodes[met]
+	if len(f.heardAt) > maxAddresses || len(f.metAt) != 1 {
+		t.Fatalf("%d heard, %d met", len(f.heardAt), len(f.metAt))
+	}
+	for i := range 100 {
+		tab.met(met, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)}), 1), t0.Add(time.Duration(i)))
+	}
+	if len(f.metAt) > maxMemory {
+		t.Fatalf("%d met", len(f.metAt))
+	}
+}
+
+func TestWhatIsNotHeardAgainGoes(t *testing.T) {
+	id := newID(t)
+	tab := newTable(t)
+	if !tab.heard(said{node: id, port: 1, pair: "4711", addrs: addrs("192.0.2.1")}, t0) {
+		t.Fatal("a new node is no news")
+	}
+	if tab.heard(said{node: id, port: 1, pair: "4711", addrs: addrs("192.0.2.1")}, t0.Add(time.Second)) {
+		t.Fatal("the same again is news")
+	}
+	if !tab.heard(said{node: id, port: 1, addrs: addrs("192.0.2.1")}, t0.Add(time.Second)) {
+		t.Fatal("the end of a code is no news")
+	}
+	if !tab.heard(said{node: id, port: 1, instance: "again", addrs: addrs("192.0.2.1")}, t0.Add(time.Second)) {
+		t.Fatal("another announcement is no news")
+	}
+	tab.heard(said{node: id, port: 2, addrs: addrs("192.0.2.1")}, t0.Add(2*time.Second))
+	c := tab.candidates(nil, nil, t0)
+	if len(c[0].Addresses) != 1 || c[0].Addresses[0].Addr.Port() != 2 {
+		t.Fatalf("the old port is still there: %+v", c)
+	}
+	if tab.expire(t0.Add(35 * time.Second)); len(tab.nodes) != 1 {
+		t.Fatal("gone too early")
+	}
+	if !tab.expire(t0.Add(38*time.Second)) || len(tab.nodes) != 0 {
+		t.Fatal("still there")
+	}
+	tab.heard(said{node: id, port: 1, addrs: addrs("192.0.2.1")}, t0)
+	tab.met(id, netip.MustParseAddrPort("192.0.2.1:1"), t0)
+	if !tab.heard(said{node: id, bye: true}, t0) {
+		t.Fatal("a goodbye is no news")
+	}
+	c = tab.candidates(nil, nil, t0)
+	if len(c) != 1 || len(c[0].Addresses) != 1 || c[0].Addresses[0].Source != Memory {
+		t.Fatalf("after a goodbye: %+v", c)
+	}
+	if tab.heard(said{node: tab.self, port: 1}, t0) {
+		t.Fatal("this node found itself")
+	}
+}
+
+func TestStaticPeers(t *testing.T) {
+	for text, want := range map[string]string{
+		"192.0.2.1":          "192.0.2.1:7871",
+		"192.0.2.1:9000":     "192.0.2.1:9000",
+		"2001:db8::1":        "[2001:db8::1]:7871",
+		"[2001:db8::1]:9000": "[2001:db8::1]:9000",
+		"[fe80::1%lan0]:80":  "[fe80::1%lan0]:80",
+	} {
+		s, err := parseStatic(text)
+		if err != nil || len(s.resolved()) != 1 || s.resolved()[0].String() != want {
+			t.Errorf("parseStatic(%q) = %v, %v", text, s.resolved(), err)
+		}
+	}
+	for _, text := range []string{"", "a b", "host:0", "host:x", "host:70000", "[::1", "http://x", ":80", strings.Repeat("a", 300)} {
+		if _, err := parseStatic(text); !fault.Is(err, fault.ConfigInvalid) {
+			t.Errorf("parseStatic(%q): %v", text, err)
+		}
+	}
+	id := newID(t)
+	f, err := New(Options{Self: newID(t), Dir: t.TempDir(), Static: []string{"192.0.2.1", "198.51.100.1:9"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := f.Candidates(); len(c) != 2 || c[0].Node != "" || c[0].Addresses[0].Source != Static {
+		t.Fatalf("candidates %+v", c)
+	}
+	f.Met(id, netip.MustParseAddrPort("192.0.2.1:7871"))
+	if c := f.Candidates(); len(c) != 2 || c[1].Node != id || len(c[1].Addresses) != 1 {
+		t.Fatalf("candidates after one was met %+v", c)
+	}
+}
+
+func TestMemoryOutlivesARestart(t *testing.T) {
+	dir, id, self := t.TempDir(), newID(t), newID(t)
+	f, err := New(Options{Self: self, Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Met(id, netip.MustParseAddrPort("[fe80::1%lan0]:7871"))
+	f.Met(id, netip.MustParseAddrPort("192.0.2.1:7871"))
+	f.Met(self, netip.MustParseAddrPort("192.0.2.1:7871"))
+	if err := f.save(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := New(Options{Self: self, Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.interfaces = []Interface{{Name: "new0", Addresses: prefixes("fe80::7/64")}}
+	c := again.Candidates()
+	if len(c) != 1 || c[0].Node != id || len(c[0].Addresses) != 2 || c[0].Addresses[1].Interface != "new0" {
+		t.Fatalf("candidates %+v", c)
+	}
+	again.Forget(id)
+	if err := again.save(); err != nil {
+		t.Fatal(err)
+	}
+	if third, err := New(Options{Self: self, Dir: dir}); err != nil || len(third.Candidates()) != 0 {
+		t.Fatalf("forgotten and remembered, %v", err)
+	}
+	path := filepath.Join(dir, MemoryFile)
+	for content, want := range map[string]fault.Reason{`{"schema":2}`: fault.StateTooNew, `x`: ""} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(Options{Self: self, Dir: dir}); want == "" && err != nil || want != "" && !fault.Is(err, want) {
+			t.Errorf("%q: %v", content, err)
+		}
+	}
+}
+
+func TestHostileAnnouncements(t *testing.T) {
+	id := newID(t)
+	good := Announcement{Name: "alpha", OS: "linux", Port: 7871, Pair: "4711"}.txt(id)
+	ips := []net.IP{net.IPv4(192, 0, 2, 1), net.IPv4(127, 0, 0, 1), net.IPv4zero, net.IPv4bcast, net.IPv4(224, 0, 0, 1), net.IPv6loopback, nil, {1, 2, 3}}
+	s, err := parseSaid("x", good, 1, ips)
+	if err != nil || s.node != id || s.name != "alpha" || s.os != "linux" || s.port != 7871 || s.pair != "4711" || s.proto != 1 || len(s.addrs) != 1 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	for name, txt := range map[string][]string{
+		"no ID":        {"name=x", "port=1"},
+		"bad ID":       {"id=AAAA", "port=1"},
+		"port":         {"id=" + string(id), "port=70000"},
+		"no port":      {"id=" + string(id), "port="},
+		"pair":         {"id=" + string(id), "port=1", "pair=\x1b[2J"},
+		"proto":        {"id=" + string(id), "port=1", "proto=-1"},
+		"long string":  {"id=" + string(id), strings.Repeat("x", 300)},
+		"many strings": make([]string, 100),
+	} {
+		if _, err := parseSaid("x", txt, 1, nil); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	s, err = parseSaid("\x1b]0;x\a", []string{"id=" + string(id), "name=\x1b[31mRed\x00", "os=\x1b" + strings.Repeat("y", 100), "future=1"}, 5, nil)
+	if err != nil || s.name != "31mred" || len(s.os) > 16 || strings.ContainsAny(s.name+s.os+s.instance, "\x1b\x00\a") {
+		t.Fatalf("%+v, %v", s, err)
+	}
+}
+
+func FuzzParseSaid(f *testing.F) {
+	id := newID(f)
+	f.Add("alpha", strings.Join(Announcement{Name: "a", Port: 1}.txt(id), "\n"), 1, []byte{192, 0, 2, 1})
+	f.Add("\x1b", "id="+string(id)+"\nbye=1", -1, []byte{})
+	f.Add("", "pair=1\nproto=\nport=0x", 1<<40, make([]byte, 16))
+	f.Fuzz(func(t *testing.T, instance, txt string, port int, ip []byte) {
+		s, err := parseSaid(instance, strings.Split(txt, "\n"), port, []net.IP{ip})
+		if err != nil {
+			return
+		}
+		if got, err := identity.ParseID(string(s.node)); err != nil || got != s.node {
+			t.Fatalf("node %q", s.node)
+		}
+		if !s.bye && s.port == 0 || len(s.name) > 63 || len(s.os) > 16 || len(s.instance) > 64 {
+			t.Fatalf("%+v", s)
+		}
+		tab := newTable(t)
+		tab.heard(s, t0)
+		tab.candidates([]Interface{{Name: "x", Addresses: prefixes("fe80::1/64")}}, nil, t0)
+	})
+}
+
+func FuzzParseStatic(f *testing.F) {
+	for _, s := range []string{"host", "host:1", "[::1]:1", "1.2.3.4", ":", "[", "fe80::1%x"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := parseStatic(text)
+		if err == nil && (s.port == 0 || s.host == "" && len(s.resolved()) != 1) {
+			t.Fatalf("%+v", s)
+		}
+	})
+}
