@@ -1,0 +1,213 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tbclusterv1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/host"
+)
+
+const (
+	// A disk is nearly full below both: a share alone accuses large disks, a
+	// number alone small ones.
+	diskFree  = 10 << 30
+	diskShare = 10 // one in so many
+	// memoryShare of all memory must be available.
+	memoryShare = 20 // one in so many
+	// maxSkew is well above what a heartbeat's way adds.
+	maxSkew = 5 * time.Second
+)
+
+// speaker is the node with the lowest ID that is up: it speaks about what all
+// of them see.
+func (f Facts) speaker() string {
+	lowest := f.Self
+	for _, n := range f.Nodes {
+		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_UP && n.GetId() < lowest {
+			lowest = n.GetId()
+		}
+	}
+	return lowest
+}
+
+func (f Facts) nodeName(id string) string {
+	for _, n := range f.Nodes {
+		if n.GetId() == id && n.GetName() != "" {
+			return n.GetName()
+		}
+	}
+	return id
+}
+
+func checkNodeDown(f Facts) []seen {
+	if f.speaker() != f.Self {
+		return nil
+	}
+	var out []seen
+	for _, n := range f.Nodes {
+		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self {
+			out = append(out, seen{node: n.GetId(), nodeName: n.GetName(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
+		}
+	}
+	return out
+}
+
+func checkNoPermission(f Facts) []seen {
+	if len(f.Wanted) == 0 {
+		return nil
+	}
+	var what []string
+	for _, c := range f.Wanted {
+		what = append(what, c.String())
+	}
+	return []seen{{evidence: strings.Join(what, "; "), words: map[string]string{"commands": strings.Join(f.Commands, "\n")}}}
+}
+
+func checkFilter(f Facts) []seen {
+	wanted := slices.ContainsFunc(f.Wanted, func(c host.Change) bool { return c.Kind == host.ChangeAddress })
+	if f.FilterReason == "" || wanted { // no addresses, nothing to reach
+		return nil
+	}
+	return []seen{{evidence: f.FilterReason}}
+}
+
+func checkConflict(f Facts) []seen {
+	var out []seen
+	for _, c := range f.Conflicts {
+		out = append(out, seen{subject: c.Prefix, evidence: strings.TrimSpace(c.Prefix + " " + c.Port), words: map[string]string{"prefix": c.Prefix, "with": c.With}})
+	}
+	return out
+}
+
+func checkDisk(f Facts) []seen {
+	var out []seen
+	for _, d := range f.Disks {
+		if d.Total > 0 && d.Free < diskFree && d.Free < d.Total/diskShare {
+			out = append(out, seen{subject: d.Path, evidence: fmt.Sprintf("%s of %s are free", size(d.Free), size(d.Total)),
+				words: map[string]string{"path": d.Path, "free": size(d.Free)}})
+		}
+	}
+	return out
+}
+
+func checkMemory(f Facts) []seen {
+	m := f.Machine.Memory
+	total := m.Total
+	if f.Config.MemoryLimitBytes > 0 {
+		total = f.Config.MemoryLimitBytes
+	}
+	if total == 0 || m.Available >= total/memoryShare {
+		return nil
+	}
+	return []seen{{evidence: fmt.Sprintf("%s available", size(m.Available)), words: map[string]string{"free": size(m.Available), "total": size(total)}}}
+}
+
+func checkEngine(f Facts) []seen {
+	install, why := "", ""
+	for _, e := range f.Engines {
+		if e.Available {
+			return nil
+		}
+		if e.Installable && install == "" {
+			install = e.Name
+		}
+		why += fmt.Sprintf("%s: %s; ", e.Name, e.Reason)
+	}
+	if len(f.Engines) == 0 || install == "" {
+		return nil
+	}
+	return []seen{{evidence: strings.TrimSuffix(why, "; "), words: map[string]string{"engine": install}}}
+}
+
+func checkClock(f Facts) []seen {
+	var out []seen
+	for _, id := range sorted(f.ClockOffsets) {
+		offset := f.ClockOffsets[id]
+		if offset.Abs() < maxSkew || id < f.Self { // the lower ID of a pair speaks
+			continue
+		}
+		direction := "ahead of"
+		if offset < 0 {
+			direction = "behind"
+		}
+		out = append(out, seen{subject: id, evidence: fmt.Sprintf("%v by its last heartbeat", offset.Round(time.Millisecond)),
+			words: map[string]string{"peer": f.nodeName(id), "offset": offset.Abs().Round(time.Second).String(), "direction": direction}})
+	}
+	return out
+}
+
+func checkVersion(f Facts) []seen {
+	count := map[string]int{}
+	if f.Version != "" {
+		count[f.Version]++
+	}
+	for _, n := range f.Nodes {
+		if n.GetId() != f.Self && n.GetState() == tbclusterv1.NodeState_NODE_STATE_UP && n.GetVersion() != "" {
+			count[n.GetVersion()]++
+		}
+	}
+	most := ""
+	for _, v := range sorted(count) { // of equally many the later one
+		if most == "" || count[v] >= count[most] {
+			most = v
+		}
+	}
+	if f.Version == "" || f.Version == most {
+		return nil
+	}
+	return []seen{{evidence: fmt.Sprintf("%d nodes run %s", count[most], most), words: map[string]string{"have": f.Version, "most": most}}}
+}
+
+func checkMulticast(f Facts) []seen {
+	if f.Multicast == "" {
+		return nil
+	}
+	return []seen{{evidence: f.Multicast}}
+}
+
+func checkData(f Facts) []seen {
+	var out []seen
+	for _, id := range sorted(f.DataInterface) {
+		name := f.DataInterface[id]
+		i, ok := f.Network.Interface(name)
+		if !ok || i.Cable || !f.provenTo(id) {
+			continue
+		}
+		out = append(out, seen{subject: id, evidence: "its data connections use " + name, words: map[string]string{"peer": f.nodeName(id), "interface": name}})
+	}
+	return out
+}
+
+// provenTo reports whether a cable between this node and another carries.
+func (f Facts) provenTo(id string) bool {
+	return slices.ContainsFunc(f.Links, func(l *tbclusterv1.Link) bool {
+		a, b := l.GetA().GetNodeId(), l.GetB().GetNodeId()
+		return l.GetState() == tbclusterv1.LinkState_LINK_STATE_PROVEN && (a == f.Self && b == id || a == id && b == f.Self)
+	})
+}
+
+func sorted[V any](of map[string]V) []string {
+	var out []string
+	for k := range of {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// size in words, by powers of 1000 as disks are sold.
+func size(n uint64) string {
+	units := []string{"B", "kB", "MB", "GB", "TB"}
+	v := float64(n)
+	for v >= 1000 && len(units) > 1 {
+		v /= 1000
+		units = units[1:]
+	}
+	if units[0] == "B" || v >= 100 {
+		return fmt.Sprintf("%.0f %s", v, units[0])
+	}
+	return fmt.Sprintf("%.1f %s", v, units[0])
+}

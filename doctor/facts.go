@@ -1,0 +1,73 @@
+package doctor
+
+import (
+	"time"
+
+	tbclusterv1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/host"
+)
+
+// Facts is what this node knows about itself and the cluster. Zero values mean
+// unknown, and an unknown fact provokes no finding.
+type Facts struct {
+	Now  time.Time // own clock; Since of new findings
+	Self string    // own node ID
+	Name string    // own node name
+
+	Machine     host.Machine
+	Thunderbolt host.Thunderbolt
+	Network     host.Network
+	// Nodes and Links as this node sees the cluster.
+	Nodes []*tbclusterv1.Node
+	Links []*tbclusterv1.Link
+
+	// Wanted are network changes that are not permitted, Commands the same as
+	// commands for a person.
+	Wanted   []host.Change
+	Commands []string
+	// Conflicts are addresses that clash and cannot be moved now.
+	Conflicts []Conflict
+	// FilterReason says why the packet filter is not in force; "" if it is or
+	// is not needed.
+	FilterReason string
+
+	Disks   []Disk
+	Engines []Engine
+	// ClockOffsets are other nodes' clocks minus own, by node ID.
+	ClockOffsets map[string]time.Duration
+	// Version of this agent.
+	Version string
+	// Multicast says why mDNS cannot be sent; "" if it can.
+	Multicast string
+	// DataInterface is the interface by which a copy of this node reaches another
+	// node now, where that is no cable, by node ID.
+	DataInterface map[string]string
+	// NetModuleMissing is set where Linux has no thunderbolt_net.
+	NetModuleMissing bool
+	Config           Config
+}
+
+// Conflict is an address that clashes.
+type Conflict struct {
+	Prefix, Port, With string
+}
+
+// Disk is a file system that tbcluster writes to. Sizes in bytes.
+type Disk struct {
+	Path        string
+	Free, Total uint64
+}
+
+// Engine is an engine looked for on this node.
+type Engine struct {
+	Name      string
+	Available bool
+	Reason    string
+	// Installable is set where `tbcluster engine install NAME` can install it.
+	Installable bool
+}
+
+// Config is what of the configuration doctor judges by.
+type Config struct {
+	MemoryLimitBytes uint64 // memory the node was told to report; 0 means the machine's own
+}

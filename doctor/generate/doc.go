@@ -1,0 +1,3 @@
+// Command generate writes docs/findings.md from the catalogue of package
+// doctor.
+package main
