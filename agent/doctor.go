@@ -1,0 +1,145 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"tbcluster/api/fault"
+	v1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/doctor"
+	"tbcluster/mesh/discover"
+)
+
+// doctorEvery is how often a node looks for what is wrong with it unasked.
+const doctorEvery = 10 * time.Second
+
+// doctorLoop keeps this node's findings true.
+func (a *Agent) doctorLoop(ctx context.Context) {
+	t := time.NewTicker(doctorEvery)
+	defer t.Stop()
+	early := time.After(2 * time.Second)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-early:
+		case <-t.C:
+		}
+		a.examine()
+	}
+}
+
+// examine runs every check on this node and publishes what it found.
+func (a *Agent) examine() []*v1.Finding {
+	found := doctor.Check(a.doctorFacts())
+	if a.models.setFindings(found) {
+		a.poke()
+	}
+	return found
+}
+
+func (a *Agent) doctorFacts() doctor.Facts {
+	f := a.facts.Load()
+	s, _ := a.board.get()
+	d := doctor.Facts{Now: time.Now(), Self: a.id(), Name: a.name(), Machine: f.machine, Thunderbolt: f.tb, Network: f.net,
+		Nodes: s.Nodes, Links: s.Links, Wanted: a.address.Wanted(), Version: a.opt.Version,
+		ClockOffsets: map[string]time.Duration{}, DataInterface: map[string]string{},
+		Config: doctor.Config{MemoryLimitBytes: uint64(a.opt.Config.MemoryBytes)}}
+	for _, c := range d.Wanted {
+		d.Commands = append(d.Commands, a.opt.Host.Commands(c)...)
+	}
+	for _, c := range a.address.Conflicts() {
+		d.Conflicts = append(d.Conflicts, doctor.Conflict{Prefix: c.Prefix.String(), Port: c.Port, With: c.With})
+	}
+	if active, reason := a.address.FilterActive(); !active {
+		d.FilterReason = reason
+	}
+	for _, p := range []string{a.opt.Paths.State, a.models.home()} {
+		var st syscall.Statfs_t
+		if p == "" || syscall.Statfs(p, &st) != nil {
+			continue // nothing is known of it, which is no finding
+		}
+		d.Disks = append(d.Disks, doctor.Disk{Path: p, Free: st.Bavail * uint64(st.Bsize), Total: st.Blocks * uint64(st.Bsize)})
+	}
+	for _, e := range a.models.engines() {
+		d.Engines = append(d.Engines, doctor.Engine{Name: e.Name, Available: e.Available, Reason: e.Reason, Installable: e.Name == "llamacpp"})
+	}
+	for _, v := range a.member.Snapshot() {
+		d.ClockOffsets[string(v.ID)] = v.ClockSkew
+	}
+	for _, t := range a.moves.active() {
+		for _, l := range t.Links {
+			if l.LinkId == "" && l.BytesPerSecond > 0 && t.SourceNodeId == a.id() {
+				d.DataInterface[t.DestinationNodeId] = l.Interface
+			}
+		}
+	}
+	if i := slices.IndexFunc(a.finder.Troubles(), func(t discover.Trouble) bool { return t.Blocked }); i >= 0 {
+		t := a.finder.Troubles()[i]
+		d.Multicast = t.Interface + ": " + t.Err.Error()
+	}
+	return d
+}
+
+// doctorServer looks for what is wrong.
+type doctorServer struct {
+	v1.UnimplementedDoctorServiceServer
+	a *Agent
+}
+
+func (s *doctorServer) checkHere(context.Context, *v1.CheckRequest) (*v1.CheckResponse, error) {
+	return &v1.CheckResponse{Findings: s.a.examine()}, nil
+}
+
+// Check runs every check on the named nodes, or on all.
+func (s *doctorServer) Check(ctx context.Context, q *v1.CheckRequest) (*v1.CheckResponse, error) {
+	st, _ := s.a.board.get()
+	nodes := st.Nodes
+	if len(q.Nodes) > 0 {
+		nodes = nil
+		for _, name := range q.Nodes {
+			n, err := s.a.findNode(name)
+			if err != nil {
+				return nil, err
+			}
+			nodes = append(nodes, n)
+		}
+	}
+	out := &v1.CheckResponse{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, n := range nodes {
+		wg.Go(func() {
+			r, err := &v1.CheckResponse{}, error(nil)
+			switch {
+			case n.Self:
+				r, err = s.checkHere(ctx, q)
+			case n.State == v1.NodeState_NODE_STATE_UP || n.State == v1.NodeState_NODE_STATE_SUSPECT:
+				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				err = s.a.ask(ctx, n.Id, "/tbcluster.v1.DoctorService/Check", &v1.CheckRequest{}, r)
+			default:
+				f := fault.Newf(fault.NodeDown, "start it: `tbcluster up` there", "look at %s", n.Name)
+				f.Why = "it is down: " + n.Reason
+				err = f
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				out.Failures = append(out.Failures, failureOf(fault.FromStatus(err)))
+				return
+			}
+			for _, f := range r.Findings {
+				f.NodeId, f.NodeName = n.Id, n.Name
+				out.Findings = append(out.Findings, f)
+			}
+		})
+	}
+	wg.Wait()
+	sorted := &v1.ClusterState{Findings: out.Findings}
+	order(sorted)
+	return out, nil
+}

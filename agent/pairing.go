@@ -1,0 +1,284 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"tbcluster/agent/root"
+	"tbcluster/api/fault"
+	v1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/mesh/channel"
+	"tbcluster/mesh/discover"
+	"tbcluster/mesh/identity"
+	"tbcluster/mesh/pair"
+)
+
+// pairingServer lets nodes into the cluster.
+type pairingServer struct {
+	v1.UnimplementedPairingServiceServer
+	a *Agent
+}
+
+var fromRole = map[v1.Role]identity.Role{
+	v1.Role_ROLE_UNSPECIFIED: identity.Admin,
+	v1.Role_ROLE_VIEWER:      identity.Viewer,
+	v1.Role_ROLE_OPERATOR:    identity.Operator,
+	v1.Role_ROLE_ADMIN:       identity.Admin,
+}
+
+func memberView(m identity.Member) *v1.Member {
+	out := &v1.Member{NodeId: string(m.ID), Name: m.Name, Role: roles[m.Role], IntroducedBy: string(m.IntroducedBy), Revoked: m.Revoked}
+	if !m.IntroducedAt.IsZero() {
+		out.IntroducedAt = timestamppb.New(m.IntroducedAt)
+	}
+	return out
+}
+
+// Open shows a code and reports what becomes of it.
+func (s *pairingServer) Open(q *v1.OpenRequest, out grpc.ServerStreamingServer[v1.OpenResponse]) error {
+	ctx := out.Context()
+	role, ok := fromRole[q.Role]
+	if !ok {
+		return fault.Newf(fault.Usage, "choose viewer, operator or admin", "there is no role %d", q.Role).With("field", "role")
+	}
+	user, err := s.a.localUser(ctx, q.LocalUser)
+	if err != nil {
+		return err
+	}
+	var lifetime time.Duration
+	if q.Lifetime != nil {
+		lifetime = q.Lifetime.AsDuration()
+	}
+	inv, err := s.a.pairer.Open(ctx, role, lifetime)
+	if err != nil {
+		return err
+	}
+	s.a.pairNumber.Store(&inv.Number)
+	s.a.announce()
+	defer func() {
+		s.a.pairNumber.CompareAndSwap(&inv.Number, nil)
+		s.a.announce()
+	}()
+	if err := out.Send(&v1.OpenResponse{Event: &v1.OpenResponse_Code{Code: &v1.PairingCode{Code: inv.Code, ExpiresAt: timestamppb.New(inv.Expires)}}}); err != nil {
+		return err
+	}
+	for e := range inv.Events {
+		switch {
+		case e.Ended != nil:
+			return e.Ended
+		case e.Joined != nil:
+			if err := s.a.setDefaultUser(ctx, user); err != nil {
+				return err
+			}
+			s.a.poke()
+			return out.Send(&v1.OpenResponse{Event: &v1.OpenResponse_Joined{Joined: memberView(*e.Joined)}})
+		default:
+			if err := out.Send(&v1.OpenResponse{Event: &v1.OpenResponse_WrongTryFrom{WrongTryFrom: e.WrongTryFrom}}); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// setDefaultUser records as whom people who paired on other nodes act here,
+// unless the first pairing has already said so.
+func (a *Agent) setDefaultUser(ctx context.Context, user string) error {
+	have, err := a.root.Mappings(ctx)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(have, func(m root.Mapping) bool { return m.Node == "*" }) {
+		return nil
+	}
+	who, release, err := callerOf(ctx).hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := a.root.MapDefault(ctx, who, user); err != nil {
+		return err
+	}
+	a.models.askUser(ctx)
+	a.models.rescan()
+	a.settled(ctx)
+	return nil
+}
+
+// joinEvery is how often Join looks for the inviting node, and joinFor how
+// long.
+const (
+	joinEvery = 100 * time.Millisecond
+	joinFor   = 15 * time.Second
+)
+
+// Join pairs with the node that showed a code.
+func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinResponse, error) {
+	number, _, err := pair.ParseCode(q.Code)
+	if err != nil {
+		return nil, err
+	}
+	user, err := s.a.localUser(ctx, q.LocalUser)
+	if err != nil {
+		return nil, err
+	}
+	candidates, err := s.a.inviters(ctx, number, q.Address)
+	if err != nil {
+		return nil, err
+	}
+	m, err := s.a.pairer.Join(ctx, q.Code, candidates)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.a.setDefaultUser(ctx, user); err != nil {
+		return nil, err
+	}
+	s.a.announce()
+	s.a.poke()
+	out := &v1.JoinResponse{Peer: memberView(m)}
+	for _, m := range s.a.store.Members() {
+		out.Members = append(out.Members, memberView(m))
+	}
+	return out, nil
+}
+
+// inviters lists where the node that shows code number n may be, waiting a
+// while for mDNS to find it.
+func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Candidate, error) {
+	if address != "" {
+		addrs, err := discover.Resolve(ctx, address)
+		if err != nil {
+			return nil, err
+		}
+		var out []pair.Candidate
+		for _, at := range addrs {
+			out = append(out, pair.Candidate{Way: channel.Way{Kind: channel.LAN, Addr: at}})
+		}
+		return out, nil
+	}
+	news, cancel := a.finder.Subscribe()
+	defer cancel()
+	a.finder.Rescan()
+	deadline := time.NewTimer(joinFor)
+	defer deadline.Stop()
+	for {
+		var out []pair.Candidate
+		for _, c := range a.finder.Candidates() {
+			if c.Pair != number {
+				continue
+			}
+			for _, at := range c.Addresses {
+				w := channel.Way{Kind: channel.LAN, Interface: at.Interface, Addr: at.Addr}
+				if at.Cable {
+					w.Kind = channel.Cable
+				}
+				out = append(out, pair.Candidate{Node: c.Node, Way: w})
+			}
+		}
+		if len(out) > 0 {
+			return out, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fault.FromStatus(ctx.Err())
+		case <-news:
+		case <-deadline.C:
+			return nil, fault.Newf(fault.PairingFailed,
+				"see that `tbcluster pair` still waits there and that a cable or the network joins both; or name it: tbcluster pair CODE --address HOST",
+				"no node nearby shows the code %s-…", number)
+		}
+	}
+}
+
+// List says who is in the cluster and who let whom in.
+func (s *pairingServer) List(context.Context, *v1.PairingServiceListRequest) (*v1.PairingServiceListResponse, error) {
+	out := &v1.PairingServiceListResponse{}
+	for _, m := range s.a.store.Members() {
+		out.Members = append(out.Members, memberView(m))
+	}
+	slices.SortStableFunc(out.Members, func(a, b *v1.Member) int {
+		switch {
+		case a.Revoked == b.Revoked:
+			return 0
+		case b.Revoked:
+			return -1
+		}
+		return 1
+	})
+	return out, nil
+}
+
+// Revoke puts a node out for good.
+func (s *pairingServer) Revoke(_ context.Context, q *v1.RevokeRequest) (*v1.RevokeResponse, error) {
+	id, err := s.a.memberNamed(q.Node)
+	if err != nil {
+		return nil, err
+	}
+	revoked, stay, err := s.a.store.Revoke(id, q.WithIntroduced, q.ValidateOnly)
+	if err != nil {
+		return nil, err
+	}
+	out := &v1.RevokeResponse{}
+	for _, m := range revoked {
+		if !q.ValidateOnly {
+			s.a.address.Forget(string(m.ID))
+		}
+		out.Revoked = append(out.Revoked, memberView(m))
+	}
+	for _, m := range stay {
+		out.Introduced = append(out.Introduced, memberView(m))
+	}
+	s.a.poke()
+	return out, nil
+}
+
+// memberNamed finds a member that may be listed no more.
+func (a *Agent) memberNamed(name string) (identity.NodeID, error) {
+	if n, err := a.findNode(name); err == nil {
+		return identity.NodeID(n.Id), nil
+	}
+	for _, m := range a.store.Members() {
+		if m.Name == name || string(m.ID) == name {
+			return m.ID, nil
+		}
+	}
+	_, err := a.findNode(name)
+	return "", err
+}
+
+// Map says as whom a person of another node acts here.
+func (s *pairingServer) Map(ctx context.Context, q *v1.MapRequest) (*v1.MapResponse, error) {
+	id, err := s.a.memberNamed(q.Node)
+	if err != nil {
+		return nil, err
+	}
+	if q.User == "" {
+		return nil, fault.Newf(fault.Usage, "write NODE/USER=LOCALUSER", "no user of %s is named", q.Node).With("field", "user")
+	}
+	const most = 256
+	if len(q.User) > most || len(q.LocalUser) > most {
+		return nil, fault.Newf(fault.Usage, "write the name that the user logs in with", "a user name has at most %d bytes", most).With("field", "user")
+	}
+	who, release, err := callerOf(ctx).hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	list, err := s.a.root.Map(ctx, who, string(id), q.User, q.LocalUser)
+	if err != nil {
+		return nil, err
+	}
+	out := &v1.MapResponse{}
+	for _, m := range list {
+		if m.Node == "*" {
+			out.Mappings = append(out.Mappings, "*/*="+m.Local)
+			continue
+		}
+		out.Mappings = append(out.Mappings, s.a.nameOf(identity.NodeID(m.Node))+"/"+m.Remote+"="+m.Local)
+	}
+	return out, nil
+}

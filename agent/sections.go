@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	peerv1 "tbcluster/api/tbcluster/peer/v1"
+	"tbcluster/mesh/member"
+)
+
+// The sections of a node's own state.
+const (
+	sectionNode      = "node"
+	sectionLinks     = "links"
+	sectionModels    = "models"
+	sectionInstances = "instances"
+	sectionTransfers = "transfers"
+	sectionFindings  = "findings"
+)
+
+// nodeSections is what a node last said of itself; nil where it never did. The
+// messages are shared and not to be changed.
+type nodeSections struct {
+	node      *peerv1.NodeSection
+	links     *peerv1.LinksSection
+	models    *peerv1.ModelsSection
+	instances *peerv1.InstancesSection
+	transfers *peerv1.TransfersSection
+	findings  *peerv1.FindingsSection
+}
+
+// sectionCache decodes each version of a section once.
+type sectionCache struct {
+	have map[string]map[string]decoded // by node, then name
+}
+
+type decoded struct {
+	incarnation, version uint64
+	message              proto.Message // nil where it could not be decoded
+}
+
+func newSectionCache() *sectionCache { return &sectionCache{have: map[string]map[string]decoded{}} }
+
+// newSection returns an empty message for a section, or nil for one that is
+// not ours to read.
+func newSection(name string) proto.Message {
+	switch name {
+	case sectionNode:
+		return &peerv1.NodeSection{}
+	case sectionLinks:
+		return &peerv1.LinksSection{}
+	case sectionModels:
+		return &peerv1.ModelsSection{}
+	case sectionInstances:
+		return &peerv1.InstancesSection{}
+	case sectionTransfers:
+		return &peerv1.TransfersSection{}
+	case sectionFindings:
+		return &peerv1.FindingsSection{}
+	}
+	return nil
+}
+
+// read returns what every node last said, by node ID. It is called from one
+// goroutine.
+func (c *sectionCache) read(views []member.NodeView) map[string]nodeSections {
+	out := make(map[string]nodeSections, len(views))
+	next := make(map[string]map[string]decoded, len(views))
+	for _, v := range views {
+		id := string(v.ID)
+		byName := map[string]decoded{}
+		for name, s := range v.Sections {
+			d := c.have[id][name]
+			if d.incarnation != v.Incarnation || d.version != s.Version || d.message == nil {
+				m := newSection(name)
+				if m == nil {
+					continue
+				}
+				if err := proto.Unmarshal(s.Data, m); err != nil {
+					m = nil
+				}
+				d = decoded{v.Incarnation, s.Version, m}
+			}
+			byName[name] = d
+		}
+		next[id] = byName
+		out[id] = sectionsOf(byName)
+	}
+	c.have = next
+	return out
+}
+
+func sectionsOf(m map[string]decoded) nodeSections {
+	var n nodeSections
+	n.node, _ = m[sectionNode].message.(*peerv1.NodeSection)
+	n.links, _ = m[sectionLinks].message.(*peerv1.LinksSection)
+	n.models, _ = m[sectionModels].message.(*peerv1.ModelsSection)
+	n.instances, _ = m[sectionInstances].message.(*peerv1.InstancesSection)
+	n.transfers, _ = m[sectionTransfers].message.(*peerv1.TransfersSection)
+	n.findings, _ = m[sectionFindings].message.(*peerv1.FindingsSection)
+	return n
+}

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "tbcluster/api/tbcluster/v1"
+)
+
+// random makes a state out of few things, so that states overlap.
+func random(r *rand.Rand) *v1.ClusterState {
+	s := &v1.ClusterState{}
+	for i := range 5 {
+		if r.IntN(3) > 0 {
+			s.Nodes = append(s.Nodes, &v1.Node{Id: fmt.Sprint("n", i), Name: fmt.Sprint("name", r.IntN(2))})
+		}
+		if r.IntN(3) > 0 {
+			s.Links = append(s.Links, &v1.Link{Id: fmt.Sprint("l", i), RttUs: uint64(r.IntN(2))})
+		}
+		if r.IntN(3) > 0 {
+			s.Instances = append(s.Instances, &v1.Instance{Id: fmt.Sprint("i", i), Reason: fmt.Sprint(r.IntN(2))})
+		}
+		if r.IntN(3) > 0 {
+			s.Findings = append(s.Findings, &v1.Finding{Code: fmt.Sprint("f", i)})
+		}
+	}
+	return s
+}
+
+// apply is what a client does with a delta.
+func apply(s *v1.ClusterState, d *v1.ClusterDelta) *v1.ClusterState {
+	s = shallow(s)
+	if d == nil {
+		return s
+	}
+	s.Nodes = merge(s.Nodes, d.Nodes, d.RemovedNodeIds, (*v1.Node).GetId)
+	s.Links = merge(s.Links, d.Links, d.RemovedLinkIds, (*v1.Link).GetId)
+	s.Instances = merge(s.Instances, d.Instances, d.RemovedInstanceIds, (*v1.Instance).GetId)
+	if d.FindingsChanged {
+		s.Findings = d.Findings
+	}
+	order(s)
+	return s
+}
+
+func merge[T any](have, changed []T, removed []string, id func(T) string) []T {
+	gone := slices.Clone(removed)
+	for _, x := range changed {
+		gone = append(gone, id(x))
+	}
+	have = slices.DeleteFunc(slices.Clone(have), func(x T) bool { return slices.Contains(gone, id(x)) })
+	return append(have, changed...)
+}
+
+func TestDeltasLeadFromAnyStateToAnyOther(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		a, b := random(r), random(r)
+		order(a)
+		order(b)
+		got := apply(a, diff(a, shallow(b)))
+		if !proto.Equal(got, b) {
+			t.Fatalf("from %v\nto %v\ncame %v", a, b, got)
+		}
+		if d := diff(b, proto.CloneOf(b)); d != nil {
+			t.Fatalf("equal states differ by %v", d)
+		}
+	}
+}
+
+func TestAWatcherThatSleptMissesNothing(t *testing.T) {
+	b := newBoard()
+	r := rand.New(rand.NewPCG(3, 4))
+	sent, changed := b.get()
+	mine := shallow(sent)
+	for range 200 {
+		for range r.IntN(5) {
+			s := random(r)
+			order(s)
+			b.post(s)
+		}
+		select {
+		case <-changed:
+		default:
+			continue
+		}
+		var now *v1.ClusterState
+		now, changed = b.get()
+		mine = apply(mine, diff(sent, shallow(now)))
+		sent = now
+		mine.Revision = now.Revision
+		if !proto.Equal(mine, now) {
+			t.Fatalf("have %v\nwant %v", mine, now)
+		}
+	}
+	if b.post(proto.CloneOf(sent)) {
+		t.Error("an equal state was posted as news")
+	}
+}
