@@ -1,0 +1,293 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"google.golang.org/grpc"
+
+	"tbcluster/api/fault"
+	pb "tbcluster/api/tbcluster/v1"
+)
+
+// page is one thing as a full page: everything known, its log, its actions.
+type page struct {
+	item   item
+	scroll int
+	// facts is how far the facts are scrolled where there is a log too, and
+	// onFacts whether the keys go to them.
+	facts   int
+	onFacts bool
+	// logs
+	logOf  string
+	log    []string
+	logEnd string // why no more lines come
+	follow bool   // stay at the newest line
+	lines  <-chan string
+	cancel context.CancelFunc
+}
+
+// pageLogLines is how many lines of a log a page keeps, logLineBytes how much
+// of one.
+const (
+	pageLogLines = 2000
+	logLineBytes = 2000
+)
+
+// logMsg is lines for the page that asked for them.
+type logMsg struct {
+	page  *page
+	lines []string
+	end   bool
+}
+
+func (m *Model) openChosen() tea.Cmd {
+	it := m.chosenItem()
+	// The place to come back to is this very thing.
+	items := m.visible(m.focus)
+	m.choose(m.focus, items, m.cursor[m.focus].at(items))
+	return m.openPage(it)
+}
+
+func (m *Model) openPage(it item) tea.Cmd {
+	p := &page{item: it, follow: true}
+	m.page = p
+	switch {
+	case it.kind == instanceKind:
+		p.logOf = "log"
+		id := m.snap.id(it.id)
+		return m.startLog(p, func(ctx context.Context, c grpc.ClientConnInterface) (func() (*pb.LogLine, error), error) {
+			s, err := pb.NewInstanceServiceClient(c).Logs(ctx, &pb.InstanceLogsRequest{Instance: id, Follow: true})
+			if err != nil {
+				return nil, err
+			}
+			return func() (*pb.LogLine, error) { r, err := s.Recv(); return r.GetLine(), err }, nil
+		})
+	case it.kind == nodeKind && it.id == m.snap.GetSelfNodeId():
+		p.logOf = "log of the agent"
+		return m.startLog(p, func(ctx context.Context, c grpc.ClientConnInterface) (func() (*pb.LogLine, error), error) {
+			s, err := pb.NewNodeServiceClient(c).Logs(ctx, &pb.NodeServiceLogsRequest{Follow: true})
+			if err != nil {
+				return nil, err
+			}
+			return func() (*pb.LogLine, error) { r, err := s.Recv(); return r.GetLine(), err }, nil
+		})
+	}
+	return nil
+}
+
+// startLog reads a log in the background until the page is closed.
+func (m *Model) startLog(p *page, open func(context.Context, grpc.ClientConnInterface) (func() (*pb.LogLine, error), error)) tea.Cmd {
+	ctx, cancel := context.WithCancel(m.ctx)
+	lines := make(chan string, 256)
+	p.lines, p.cancel = lines, cancel
+	conn := m.conn
+	several := false
+	if i := m.snap.instance(p.item.id); i != nil {
+		several = len(i.GetRanks()) > 1
+	}
+	go func() {
+		defer close(lines)
+		put := func(s string) bool {
+			select {
+			case lines <- s:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		}
+		next, err := open(ctx, conn)
+		for err == nil {
+			var l *pb.LogLine
+			if l, err = next(); err == nil && !put(logText(l, several)) {
+				return
+			}
+		}
+		if ctx.Err() == nil && !errors.Is(err, io.EOF) {
+			put("✕ " + clean(fault.FromStatus(err).Error()))
+		}
+	}()
+	return readLog(p)
+}
+
+func logText(l *pb.LogLine, several bool) string {
+	s := l.GetText()
+	if len(s) > logLineBytes {
+		s = s[:logLineBytes] + "…"
+	}
+	s = clean(strings.ToValidUTF8(s, "\ufffd"))
+	if several {
+		s = fmt.Sprintf("%d %s  %s", l.GetRank(), clean(l.GetNodeName()), s)
+	}
+	if l.GetTime() != nil {
+		s = l.GetTime().AsTime().Local().Format("15:04:05") + "  " + s
+	}
+	return s
+}
+
+// readLog waits for lines and takes all that are there, so that a chatty
+// engine costs few repaints.
+func readLog(p *page) tea.Cmd {
+	return func() tea.Msg {
+		l, ok := <-p.lines
+		if !ok {
+			return logMsg{page: p, end: true}
+		}
+		msg := logMsg{page: p, lines: []string{l}}
+		quiet := time.NewTimer(repaintEvery / 2)
+		defer quiet.Stop()
+		for len(msg.lines) < pageLogLines {
+			select {
+			case l, ok := <-p.lines:
+				if !ok {
+					msg.end = true
+					return msg
+				}
+				msg.lines = append(msg.lines, l)
+			case <-quiet.C:
+				return msg
+			}
+		}
+		return msg
+	}
+}
+
+func (m *Model) takeLog(msg logMsg) tea.Cmd {
+	p := m.page
+	if p == nil || p != msg.page {
+		return nil
+	}
+	p.log = append(p.log, msg.lines...)
+	if n := len(p.log) - pageLogLines; n > 0 {
+		p.log = append([]string(nil), p.log[n:]...)
+	}
+	if msg.end {
+		p.logEnd = "end of the log"
+		return nil
+	}
+	return readLog(p)
+}
+
+func (m *Model) closePage() {
+	if m.page != nil && m.page.cancel != nil {
+		m.page.cancel()
+	}
+	m.page = nil
+}
+
+// key scrolls; it reports whether the key was one for that.
+func (p *page) key(m *Model, s string) bool {
+	// Where everything stands depends on the size, so the page is laid out.
+	_, total, room := p.layout(m, noCodes, m.w, m.h-2)
+	most := max(total-room, 0)
+	if s == "tab" && p.logOf != "" {
+		p.onFacts = !p.onFacts
+		return true
+	}
+	at := p.scroll
+	switch {
+	case p.onFacts:
+		at = min(p.facts, most)
+	case p.follow && p.logOf != "":
+		at = most
+	}
+	switch s {
+	case "up", "k":
+		at--
+	case "down", "j":
+		at++
+	case "pgup", "ctrl+b":
+		at -= room
+	case "pgdown", "ctrl+f":
+		at += room
+	case "home", "g":
+		at = 0
+	case "end", "G":
+		at = most
+	default:
+		return false
+	}
+	at = max(min(at, most), 0)
+	if p.onFacts {
+		p.facts = at
+		return true
+	}
+	p.scroll = at
+	p.follow = p.scroll == most
+	return true
+}
+
+// layout lays the page out: facts above, log below, or beside it where the
+// screen is wide. What is scrolled is the log, or the facts where there is
+// none: total lines of it, of which room are seen.
+func (p *page) layout(m *Model, t theme, w, h int) (lines []string, total, room int) {
+	title := kindNames[p.item.kind]
+	if !m.snap.has(p.item) {
+		return t.box(title, "", []string{"", " This " + title + " is no longer there. esc goes back."}, w, h, true), 0, h
+	}
+	name, facts := m.facts(t, p.item, w-4)
+	title += " " + name
+	if p.logOf == "" {
+		total, room = len(facts), h-2
+		from := max(min(p.scroll, total-room), 0)
+		return t.box(title, span(from, total, room), indent(facts[from:]), w, h, true), total, room
+	}
+	fw, fh, lw, lh := w, 0, w, 0
+	if w >= wideWidth {
+		fw = w * 2 / 5
+		fh, lw, lh = h, w-fw, h
+		_, facts = m.facts(t, p.item, fw-4)
+	} else {
+		// The facts get what they need, but the log at least a third.
+		fh = min(len(facts)+2, h*2/3)
+		lh = h - fh
+	}
+	froom := max(fh-2, 0)
+	from := max(min(p.facts, len(facts)-froom), 0)
+	box := t.box(title, span(from, len(facts), froom), indent(facts[from:]), fw, fh, p.onFacts)
+	lines, total, room = p.logBox(t, lw, lh)
+	if p.onFacts {
+		total, room = len(facts), froom
+	}
+	if w >= wideWidth {
+		return beside(box, lines), total, room
+	}
+	return append(box, lines...), total, room
+}
+
+func (p *page) logBox(t theme, w, h int) (box []string, total, room int) {
+	lines := p.log
+	if p.logEnd != "" {
+		lines = append(lines[:len(lines):len(lines)], t.put(dimInk, "── "+p.logEnd+" ──"))
+	}
+	if len(lines) == 0 {
+		lines = []string{t.put(dimInk, "no line yet")}
+	}
+	total, room = len(lines), max(h-2, 0)
+	from := max(total-room, 0)
+	if !p.follow {
+		from = max(min(p.scroll, from), 0)
+	}
+	return t.box(p.logOf, span(from, total, room), indent(lines[from:]), w, h, !p.onFacts), total, room
+}
+
+// span says which of the lines are seen when not all are.
+func span(from, total, room int) string {
+	if total <= room {
+		return ""
+	}
+	return fmt.Sprintf("%d–%d of %d", from+1, min(from+room, total), total)
+}
+
+func indent(lines []string) []string {
+	out := make([]string, len(lines))
+	for i, l := range lines {
+		out[i] = " " + l
+	}
+	return out
+}
