@@ -1,0 +1,134 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// lanInterface is the LAN interface of every node.
+const lanInterface = "eth0"
+
+// makeLAN makes the bridge, in the keeper's network namespace, which has no
+// other interface: nothing leads out of the lab.
+func (k *keeper) makeLAN() error {
+	var err error
+	if k.nl, err = netlink.NewHandle(); err != nil {
+		return err
+	}
+	// Without a querier on the LAN, snooping would let multicast die out.
+	snooping := false
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "lan"
+	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
+	if err := k.nl.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("make a bridge: %w", err)
+	}
+	link, err := k.nl.LinkByName("lan")
+	if err != nil {
+		return err
+	}
+	k.bridge = link.Attrs().Index
+	return k.nl.LinkSetUp(link)
+}
+
+// lanPort is the name of a node's port at the bridge; names have 15 bytes.
+func (n *node) lanPort() string { return "lan-" + n.name }
+
+// joinLAN gives a node its loopback and its LAN interface.
+func (k *keeper) joinLAN(n *node) error {
+	lo, err := n.boot.nl.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := n.boot.nl.LinkSetUp(lo); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = n.lanPort()
+	attrs.MasterIndex = k.bridge
+	mac := n.lanMAC()
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName = lanInterface
+	veth.PeerNamespace = netlink.NsFd(int(n.boot.ns))
+	veth.PeerHardwareAddr = net.HardwareAddr(mac[:])
+	if err := k.nl.LinkAdd(veth); err != nil {
+		return fmt.Errorf("make a veth pair: %w", err)
+	}
+	eth, err := n.boot.nl.LinkByName(lanInterface)
+	if err != nil {
+		return err
+	}
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: n.lanAddress(), Mask: net.CIDRMask(lanPrefix.Bits(), 32)}}
+	if err := n.boot.nl.AddrAdd(eth, addr); err != nil {
+		return fmt.Errorf("give it an address: %w", err)
+	}
+	// The kernel would take a second to see whether somebody else has the
+	// link-local address; on a desk that is long past when an agent starts.
+	local := &netlink.Addr{IPNet: &net.IPNet{IP: linkLocal(mac), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD, Scope: int(netlink.SCOPE_LINK)}
+	if err := n.boot.nl.AddrAdd(eth, local); err != nil {
+		log.Printf("%s: no IPv6 on the LAN: %v", n.name, err) // a kernel without it
+	}
+	if err := n.boot.nl.LinkSetUp(eth); err != nil {
+		return err
+	}
+	// A desk's default route would carry multicast; here nothing leads outside,
+	// and a connection to there shall fail at once.
+	multicast := &net.IPNet{IP: net.IPv4(224, 0, 0, 0), Mask: net.CIDRMask(4, 32)}
+	if err := n.boot.nl.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: multicast, Scope: netlink.SCOPE_LINK}); err != nil {
+		return fmt.Errorf("route multicast: %w", err)
+	}
+	return k.setLAN(n, !n.lanCut)
+}
+
+// lanMAC is the hardware address of a node's LAN interface.
+func (n *node) lanMAC() [6]byte { return [6]byte{0x02, 0x4c, 0x41, 0x4e, 0, byte(n.index)} }
+
+// linkLocal is the IPv6 address that the kernel derives from a hardware address
+// (RFC 4291, appendix A).
+func linkLocal(mac [6]byte) net.IP {
+	ip := net.ParseIP("fe80::")
+	copy(ip[8:], []byte{mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
+	return ip
+}
+
+// setLAN plugs a node into the LAN, or pulls its plug.
+func (k *keeper) setLAN(n *node, plugged bool) error {
+	n.lanCut = !plugged
+	if n.boot == nil {
+		return nil
+	}
+	port, err := k.nl.LinkByName(n.lanPort())
+	if err == nil {
+		if plugged {
+			err = k.nl.LinkSetUp(port)
+		} else {
+			err = k.nl.LinkSetDown(port)
+		}
+	}
+	if err != nil {
+		return failed("change the LAN plug of "+n.name, err, "try again")
+	}
+	return nil
+}
+
+// leaveLAN removes the LAN interface of a node that went off. The kernel does
+// so too, but some time later.
+func (k *keeper) leaveLAN(n *node) error { return deleteLink(k.nl, n.lanPort()) }
+
+// deleteLink deletes an interface; one that is gone is no error.
+func deleteLink(nl *netlink.Handle, name string) error {
+	link, err := nl.LinkByName(name)
+	if err == nil {
+		err = nl.LinkDel(link)
+	}
+	var gone netlink.LinkNotFoundError
+	if errors.As(err, &gone) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
