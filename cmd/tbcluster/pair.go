@@ -1,0 +1,340 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"tbcluster/api/fault"
+	tbv1 "tbcluster/api/tbcluster/v1"
+)
+
+type pairOptions struct {
+	g              *globals
+	code           string
+	address        string
+	role           string
+	list           bool
+	revoke         string
+	withIntroduced bool
+	yes            bool
+	as             string
+	mapping        string
+}
+
+func newPairCommand(g *globals) *cobra.Command {
+	o := &pairOptions{g: g}
+	cmd := &cobra.Command{
+		Use:     "pair [CODE]",
+		Short:   "Let another node into the cluster, or put one out",
+		GroupID: groupCluster,
+		Long: `Without a code: shows one and waits until the other node has used it. On the
+other node run "tbcluster pair CODE" within two minutes. A code is used once;
+after three wrong tries it is void. Nodes that are in the cluster already learn
+of the new one by themselves, so a third node pairs once, with any of them.
+
+Whoever pairs on the other side acts on this node as the user who pairs here, or
+as the one that --as names; root has to be named. Every other user of the other
+node is refused until --map says as whom he acts.
+
+--list shows who is in and who let whom in. --revoke puts a node out for good:
+its connections end, every node learns of it, and it can only come back with a
+new identity.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.Connection, fault.Timeout, fault.Interrupted),
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				o.code = args[0]
+			}
+			return runPair(cmd.Context(), o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.address, "address", "", "where the node with the code is (host or host:port), if it is not found by itself")
+	f.StringVar(&o.role, "role", "admin", "what the new node may do: viewer, operator or admin")
+	f.StringVar(&o.as, "as", sudoUser(g), "local user as whom the person who pairs on the other side acts here, else you")
+	f.StringVar(&o.mapping, "map", "", "NODE/USER=LOCAL: that user of that node acts here as LOCAL; nothing after = takes it back")
+	f.BoolVar(&o.list, "list", false, "list who is in the cluster and who let whom in")
+	f.StringVar(&o.revoke, "revoke", "", "put this node out")
+	f.BoolVar(&o.withIntroduced, "with-introduced", false, "with --revoke: also every node that it let in")
+	f.BoolVarP(&o.yes, "yes", "y", false, "with --revoke: do not ask")
+	completeFlag(cmd, "revoke", complete(g, -1, nodeNames))
+	completeFlag(cmd, "role", cobra.FixedCompletions([]string{"viewer", "operator", "admin"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// sudoUser is who ran sudo, where somebody did: the person, not root.
+func sudoUser(g *globals) string {
+	if os.Geteuid() != 0 {
+		return ""
+	}
+	return g.getenv("SUDO_USER")
+}
+
+// roles are the words for roles.
+var roles = map[string]tbv1.Role{
+	"viewer": tbv1.Role_ROLE_VIEWER, "operator": tbv1.Role_ROLE_OPERATOR, "admin": tbv1.Role_ROLE_ADMIN,
+}
+
+func runPair(ctx context.Context, o *pairOptions) error {
+	asked := 0
+	for _, a := range []bool{o.code != "", o.list, o.revoke != "", o.mapping != ""} {
+		if a {
+			asked++
+		}
+	}
+	role, ok := roles[o.role]
+	switch {
+	case asked > 1:
+		return fault.Newf(fault.Usage, "run one after the other", "a code, --list, --revoke and --map do not go together")
+	case !ok:
+		return fault.Newf(fault.Usage, "use viewer, operator or admin", "no role is called %q", o.role)
+	case o.address != "" && o.code == "":
+		return fault.Newf(fault.Usage, "give the code that the other node shows", "--address needs a code")
+	}
+	var mapping *tbv1.MapRequest
+	if o.mapping != "" {
+		var err error
+		if mapping, err = parseMapping(o.mapping); err != nil {
+			return err
+		}
+	}
+	c, err := connect(ctx, o.g)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	switch {
+	case mapping != nil:
+		return pairMap(ctx, o, c, mapping)
+	case o.list:
+		return pairList(ctx, o, c)
+	case o.revoke != "":
+		return pairRevoke(ctx, o, c)
+	case o.code != "":
+		return pairJoin(ctx, o, c)
+	}
+	return pairOpen(ctx, o, c, role)
+}
+
+// pairEventJSON is one line of `tbcluster pair -o json`.
+type pairEventJSON struct {
+	Code         string      `json:"code,omitempty"`
+	ExpiresAt    *time.Time  `json:"expires_at,omitempty"`
+	WrongTryFrom string      `json:"wrong_try_from,omitempty"`
+	Joined       *memberJSON `json:"joined,omitempty"`
+}
+
+// pairOpen shows a code and waits until it was used.
+func pairOpen(ctx context.Context, o *pairOptions, c *client, role tbv1.Role) error {
+	member, err := openCode(ctx, c, role, o.as, func(ev *tbv1.OpenResponse) {
+		if o.g.json() {
+			out := pairEventJSON{WrongTryFrom: ev.GetWrongTryFrom()}
+			if code := ev.GetCode(); code != nil {
+				out.Code, out.ExpiresAt = code.GetCode(), timeJSON(code.GetExpiresAt())
+			}
+			if m := ev.GetJoined(); m != nil {
+				j := toMemberJSON(m)
+				out.Joined = &j
+			}
+			o.g.printf("%s\n", compactJSON(out))
+			return
+		}
+		switch {
+		case ev.GetCode() != nil:
+			o.g.printf("on the other node run:  tbcluster pair %s\n", plain(ev.GetCode().GetCode()))
+			if t := ev.GetCode().GetExpiresAt(); t != nil {
+				o.g.printf("the code is good once, until %s; Ctrl-C takes it back\n", t.AsTime().Local().Format(time.TimeOnly))
+			}
+		case ev.GetWrongTryFrom() != "":
+			o.g.notef("a wrong code came from %s", plain(ev.GetWrongTryFrom()))
+		}
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return fault.New(fault.Interrupted, "the code was taken back: nobody can use it any more", nil, "")
+		}
+		return err
+	}
+	if !o.g.json() {
+		o.g.printf("%s is in the cluster (%s)\n", plain(member.GetName()), plain(member.GetNodeId()))
+	}
+	return nil
+}
+
+// openCode opens a code, tells each event, and returns who joined. Whoever does
+// acts here as the local user as; empty means the asker.
+func openCode(ctx context.Context, c *client, role tbv1.Role, as string, each func(*tbv1.OpenResponse)) (*tbv1.Member, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.pairing.Open(ctx, &tbv1.OpenRequest{Lifetime: durationpb.New(2 * time.Minute), Role: role, LocalUser: as})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		ev, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, fault.New(fault.PairingFailed, "nobody used the code in time", nil, "run `tbcluster pair` again for a new one")
+		}
+		if err != nil {
+			return nil, err
+		}
+		each(ev)
+		if m := ev.GetJoined(); m != nil {
+			return m, nil
+		}
+	}
+}
+
+// joinedJSON is `tbcluster pair CODE -o json`.
+type joinedJSON struct {
+	Peer    memberJSON   `json:"peer"`
+	Members []memberJSON `json:"members"`
+}
+
+func pairJoin(ctx context.Context, o *pairOptions, c *client) error {
+	resp, err := c.pairing.Join(ctx, &tbv1.JoinRequest{Code: o.code, Address: o.address, LocalUser: o.as})
+	if err != nil {
+		return err
+	}
+	if o.g.json() {
+		writeJSON(o.g.out, joinedJSON{toMemberJSON(resp.GetPeer()), mapped(resp.GetMembers(), toMemberJSON)})
+		return nil
+	}
+	var names []string
+	for _, m := range resp.GetMembers() {
+		if !m.GetRevoked() {
+			names = append(names, plain(m.GetName()))
+		}
+	}
+	o.g.printf("paired with %s (%s)\n", plain(resp.GetPeer().GetName()), plain(resp.GetPeer().GetNodeId()))
+	o.g.printf("in the cluster now: %s\n", strings.Join(names, ", "))
+	return nil
+}
+
+// parseMapping reads "NODE/USER=LOCAL".
+func parseMapping(s string) (*tbv1.MapRequest, error) {
+	who, local, ok := strings.Cut(s, "=")
+	node, user, ok2 := strings.Cut(who, "/")
+	if !ok || !ok2 || node == "" || user == "" || strings.ContainsAny(user+local, "/=") {
+		return nil, fault.Newf(fault.Usage, "tbcluster pair --map beta/ada=ada", "%q is not of the form NODE/USER=LOCAL", s)
+	}
+	return &tbv1.MapRequest{Node: node, User: user, LocalUser: local}, nil
+}
+
+// mappingsJSON is `tbcluster pair --map -o json`.
+type mappingsJSON struct {
+	Mappings []string `json:"mappings"`
+}
+
+func pairMap(ctx context.Context, o *pairOptions, c *client, req *tbv1.MapRequest) error {
+	resp, err := c.pairing.Map(ctx, req)
+	if err != nil {
+		return err
+	}
+	if o.g.json() {
+		writeJSON(o.g.out, mappingsJSON{texts(resp.GetMappings())})
+		return nil
+	}
+	for _, m := range resp.GetMappings() {
+		o.g.printf("%s\n", plain(m))
+	}
+	if len(resp.GetMappings()) == 0 {
+		o.g.printf("no user of another node is mapped here\n")
+	}
+	return nil
+}
+
+// membersJSON is `tbcluster pair --list -o json`.
+type membersJSON struct {
+	Members []memberJSON `json:"members"`
+}
+
+func pairList(ctx context.Context, o *pairOptions, c *client) error {
+	resp, err := c.pairing.List(ctx, &tbv1.PairingServiceListRequest{})
+	if err != nil {
+		return err
+	}
+	if o.g.json() {
+		writeJSON(o.g.out, membersJSON{mapped(resp.GetMembers(), toMemberJSON)})
+		return nil
+	}
+	writeMembers(o.g.out, resp.GetMembers())
+	return nil
+}
+
+// writeMembers prints members with who let them in, by name where it is known.
+func writeMembers(w io.Writer, members []*tbv1.Member) {
+	names := map[string]string{}
+	for _, m := range members {
+		names[m.GetNodeId()] = m.GetName()
+	}
+	t := newTable("NODE", "ROLE", "LET IN BY", "WHEN", "ID")
+	for _, m := range members {
+		by := m.GetIntroducedBy()
+		switch {
+		case by == "":
+			by = "(founder)"
+		case names[by] != "":
+			by = names[by]
+		}
+		when := "-"
+		if m.GetIntroducedAt() != nil {
+			when = m.GetIntroducedAt().AsTime().Local().Format("2006-01-02 15:04")
+		}
+		role := roleWord(m.GetRole())
+		if m.GetRevoked() {
+			role = "put out"
+		}
+		t.add(m.GetName(), role, by, when, m.GetNodeId())
+	}
+	t.write(w)
+}
+
+// revokedJSON is `tbcluster pair --revoke -o json`.
+type revokedJSON struct {
+	Revoked    []memberJSON `json:"revoked"`
+	Introduced []memberJSON `json:"introduced"`
+}
+
+func pairRevoke(ctx context.Context, o *pairOptions, c *client) error {
+	req := &tbv1.RevokeRequest{Node: o.revoke, WithIntroduced: o.withIntroduced, ValidateOnly: true}
+	resp, err := c.pairing.Revoke(ctx, req)
+	if err != nil {
+		return err
+	}
+	if !o.yes {
+		fmt.Fprintf(o.g.errOut, "would be put out for good: %s\n", memberNames(resp.GetRevoked()))
+		if len(resp.GetIntroduced()) > 0 {
+			fmt.Fprintf(o.g.errOut, "let in by it, and staying: %s (--with-introduced puts them out too)\n", memberNames(resp.GetIntroduced()))
+		}
+		if err := confirm(ctx, o.g, fmt.Sprintf("put out %s?", memberNames(resp.GetRevoked())), "--yes"); err != nil {
+			return err
+		}
+	}
+	req.ValidateOnly = false
+	if resp, err = c.pairing.Revoke(ctx, req); err != nil {
+		return err
+	}
+	if o.g.json() {
+		writeJSON(o.g.out, revokedJSON{mapped(resp.GetRevoked(), toMemberJSON), mapped(resp.GetIntroduced(), toMemberJSON)})
+		return nil
+	}
+	o.g.printf("put out: %s\n", memberNames(resp.GetRevoked()))
+	return nil
+}
+
+func memberNames(members []*tbv1.Member) string {
+	var names []string
+	for _, m := range members {
+		names = append(names, m.GetName())
+	}
+	return plain(strings.Join(names, ", "))
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"tbcluster/api/fault"
+	tbv1 "tbcluster/api/tbcluster/v1"
+)
+
+func members() []*tbv1.Member {
+	return []*tbv1.Member{
+		{NodeId: "AAAA-1", Name: "alpha", Role: tbv1.Role_ROLE_ADMIN, IntroducedAt: noon},
+		{NodeId: "BBBB-2", Name: "beta", Role: tbv1.Role_ROLE_OPERATOR, IntroducedBy: "AAAA-1", IntroducedAt: noon},
+		{NodeId: "CCCC-3", Name: "gamma", Role: tbv1.Role_ROLE_ADMIN, IntroducedBy: "BBBB-2", Revoked: true},
+	}
+}
+
+func opened() []*tbv1.OpenResponse {
+	return []*tbv1.OpenResponse{
+		{Event: &tbv1.OpenResponse_Code{Code: &tbv1.PairingCode{Code: "7-ABCD-EFGH", ExpiresAt: noon}}},
+		{Event: &tbv1.OpenResponse_WrongTryFrom{WrongTryFrom: "192.0.2.7"}},
+		{Event: &tbv1.OpenResponse_Joined{Joined: members()[1]}},
+	}
+}
+
+func TestPairShowsACodeAndWaits(t *testing.T) {
+	d := startDouble(t, &agentDouble{open: opened()})
+	r := tb(t, d, "pair", "--role", "operator", "--as", "ada")
+	r.wantCode(t, 0)
+	if !strings.HasPrefix(r.out, "on the other node run:  tbcluster pair 7-ABCD-EFGH\n") || !strings.HasSuffix(r.out, "beta is in the cluster (BBBB-2)\n") {
+		t.Errorf("printed\n%s", r.out)
+	}
+	if !strings.Contains(r.err, "a wrong code came from 192.0.2.7") {
+		t.Errorf("said\n%s", r.err)
+	}
+	if got := request[*tbv1.OpenRequest](t, d); got.GetRole() != tbv1.Role_ROLE_OPERATOR || got.GetLocalUser() != "ada" {
+		t.Errorf("asked for %v", got)
+	}
+	r = tb(t, d, "pair", "-o", "json")
+	var first pairEventJSON
+	if err := json.Unmarshal([]byte(strings.Split(r.out, "\n")[0]), &first); err != nil || first.Code != "7-ABCD-EFGH" {
+		t.Errorf("%v in %s", err, r.out)
+	}
+}
+
+func TestCtrlCTakesTheCodeBack(t *testing.T) {
+	d := startDouble(t, &agentDouble{open: opened()[:1]})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c, err := dial(&endpoint{path: d.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	_, err = openCode(ctx, c, tbv1.Role_ROLE_ADMIN, "", func(*tbv1.OpenResponse) { cancel() })
+	if !fault.Is(err, fault.Interrupted) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestPairWithACode(t *testing.T) {
+	d := startDouble(t, &agentDouble{joined: func(r *tbv1.JoinRequest) (*tbv1.JoinResponse, error) {
+		if r.GetCode() != "7-ABCD-EFGH" {
+			return nil, fault.New(fault.PairingFailed, "pair by the code", errors.New("the code is wrong"), "two more tries")
+		}
+		return &tbv1.JoinResponse{Peer: members()[0], Members: members()}, nil
+	}})
+	r := tb(t, d, "pair", "7-ABCD-EFGH", "--address", "192.0.2.1:7871")
+	r.wantCode(t, 0)
+	if r.out != "paired with alpha (AAAA-1)\nin the cluster now: alpha, beta\n" {
+		t.Errorf("printed\n%s", r.out)
+	}
+	if got := request[*tbv1.JoinRequest](t, d); got.GetAddress() != "192.0.2.1:7871" {
+		t.Errorf("asked for %v", got)
+	}
+	r = tb(t, d, "pair", "7-ABCD-XXXX")
+	r.wantCode(t, fault.ExitDenied)
+}
+
+func TestPairListAndRevoke(t *testing.T) {
+	d := startDouble(t, &agentDouble{members: members()})
+	r := tb(t, d, "pair", "--list")
+	r.wantCode(t, 0)
+	for _, w := range []string{"alpha  admin     (founder)", "beta   operator  alpha", "gamma  put out   beta"} {
+		if !strings.Contains(r.out, w) {
+			t.Errorf("the list lacks %q:\n%s", w, r.out)
+		}
+	}
+	r = tb(t, d, "pair", "--revoke", "beta")
+	r.wantCode(t, fault.ExitUsage)
+	if !request[*tbv1.RevokeRequest](t, d).GetValidateOnly() || !strings.Contains(r.err, "let in by it, and staying: gamma") {
+		t.Errorf("nobody could answer, and: %s", r.err)
+	}
+	r = tb(t, d, "pair", "--revoke", "beta", "--yes", "--with-introduced")
+	r.wantCode(t, 0)
+	if got := request[*tbv1.RevokeRequest](t, d); got.GetValidateOnly() || !got.GetWithIntroduced() || r.out != "put out: beta\n" {
+		t.Errorf("asked for %v, printed %q", got, r.out)
+	}
+}
+
+func TestPairMapsAUser(t *testing.T) {
+	d := startDouble(t, &agentDouble{})
+	r := tb(t, d, "pair", "--map", "beta/ada=ada.l")
+	r.wantCode(t, 0)
+	if got := request[*tbv1.MapRequest](t, d); got.GetNode() != "beta" || got.GetUser() != "ada" || got.GetLocalUser() != "ada.l" || r.out != "beta/ada=ada.l\n" {
+		t.Errorf("asked for %v, printed %q", got, r.out)
+	}
+	r = tb(t, d, "pair", "--map", "beta/ada=")
+	r.wantCode(t, 0)
+	if r.out != "no user of another node is mapped here\n" {
+		t.Errorf("printed %q", r.out)
+	}
+}
+
+func TestPairUsage(t *testing.T) {
+	d := startDouble(t, &agentDouble{})
+	for _, args := range [][]string{{"pair", "x", "--list"}, {"pair", "--role", "king"}, {"pair", "--address", "x"},
+		{"pair", "--map", "beta"}, {"pair", "--map", "beta=ada"}, {"pair", "--map", "/x=y"}, {"pair", "--map", "a/b=c", "--list"}} {
+		tb(t, d, args...).wantCode(t, fault.ExitUsage)
+	}
+}
+
+func TestTwoNodesPairByTheCodeThatOneShows(t *testing.T) {
+	used := make(chan string, 1)
+	inviter := startDouble(t, &agentDouble{open: opened()})
+	joiner := startDouble(t, &agentDouble{joined: func(r *tbv1.JoinRequest) (*tbv1.JoinResponse, error) {
+		used <- r.GetCode()
+		return &tbv1.JoinResponse{}, nil
+	}})
+	a, b := mustDial(t, inviter), mustDial(t, joiner)
+	if err := pairTwo(t.Context(), a, b); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-used; code != "7-ABCD-EFGH" {
+		t.Errorf("used the code %q", code)
+	}
+	// A joiner that fails ends the wait of the inviter, and its own words count.
+	inviter.open = opened()[:1]
+	joiner.joined = func(*tbv1.JoinRequest) (*tbv1.JoinResponse, error) {
+		return nil, fault.Newf(fault.PairingFailed, "", "nobody shows the code 7")
+	}
+	if err := pairTwo(t.Context(), a, b); !fault.Is(err, fault.PairingFailed) || !strings.Contains(err.Error(), "nobody shows the code 7") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func mustDial(t *testing.T, d *agentDouble) *client {
+	t.Helper()
+	c, err := dial(&endpoint{path: d.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.close)
+	return c
+}
