@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -294,7 +295,13 @@ func (a *Agent) ask(ctx context.Context, node, method string, q, r proto.Message
 	if err != nil {
 		return err
 	}
-	out, err := peerv1.NewPeerServiceClient(c).Forward(ctx, &peerv1.ForwardRequest{User: who, Method: method, Request: raw})
+	p, f := peerv1.NewPeerServiceClient(c), &peerv1.ForwardRequest{User: who, Method: method, Request: raw}
+	out, err := p.Forward(ctx, f)
+	if status.Code(err) == codes.Unavailable && ctx.Err() == nil {
+		// The connection was to an agent that has been started anew since. What is
+		// forwarded may be asked twice.
+		out, err = p.Forward(ctx, f)
+	}
 	if err != nil {
 		return a.farFault(node, err)
 	}
