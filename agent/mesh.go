@@ -63,7 +63,7 @@ func (a *Agent) lookAgain(ctx context.Context) error {
 	now := a.facts.Load()
 	gone, changed := interfacesChanged(before.net, now.net)
 	for _, name := range gone {
-		a.channel.WayGone(name)
+		a.wayGone(name)
 	}
 	if changed {
 		a.finder.Rescan()
@@ -71,6 +71,12 @@ func (a *Agent) lookAgain(ctx context.Context) error {
 	a.tracker.Update(now.tb, now.net)
 	a.poke()
 	return nil
+}
+
+// wayGone ends what went over an interface that is gone or silent.
+func (a *Agent) wayGone(iface string) {
+	a.member.WayGone(iface)
+	a.channel.WayGone(iface)
 }
 
 // interfacesChanged returns the names of interfaces that are gone (another one
@@ -300,7 +306,7 @@ func (a *Agent) leaveDeadCables() {
 	}
 	for name := range a.carrying {
 		if !now[name] {
-			a.channel.WayGone(name)
+			a.wayGone(name)
 		}
 	}
 	a.carrying = now

@@ -84,6 +84,7 @@ func TestWholeJob(t *testing.T) {
 
 	t.Run("a cable is cut and mended", func(t *testing.T) {
 		ctx := t.Context()
+		c.until("gamma", "all as before", func(s *v1.ClusterState) bool { return allUp(s) == nil && proven(3)(s) })
 		if err := c.lab.Cut(ctx, "alpha", "beta", lab.CutOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -110,13 +110,18 @@ func (d *driver) follow(ctx context.Context, node string) {
 	}
 }
 
-// gather is how long after a death others are waited for, to find the first.
-const gather = 300 * time.Millisecond
+// gather is how long after a death others are waited for, to find the first;
+// gatherMost, where one that others wait for is on a node that cannot be asked.
+const (
+	gather     = 300 * time.Millisecond
+	gatherMost = 2 * time.Second
+)
 
 func (d *driver) loop(ctx context.Context) error {
 	probe := time.NewTimer(d.t.Probe)
 	defer probe.Stop()
 	var deaths <-chan time.Time
+	var died time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -127,7 +132,7 @@ func (d *driver) loop(ctx context.Context) error {
 			return d.severed(e)
 		case e := <-d.i.events:
 			if d.take(e) && deaths == nil {
-				deaths = time.After(gather)
+				deaths, died = time.After(gather), time.Now()
 			}
 			if err := d.outOfReach(); err != nil {
 				return err
@@ -138,6 +143,10 @@ func (d *driver) loop(ctx context.Context) error {
 				probe.Reset(0)
 			}
 		case <-deaths:
+			if d.unheard() && time.Since(died) < gatherMost {
+				deaths = time.After(gather)
+				continue
+			}
 			return d.death()
 		case s := <-d.starts:
 			if s.err != nil {
@@ -399,14 +408,11 @@ func (d *driver) rank(k int) string {
 	return fmt.Sprintf("rank %d (%s) on %s", k, r.Role, d.i.m.c.Nodes.Name(r.NodeID))
 }
 
-// death tells which rank died first and what it said. A rank that others wait
-// for is taken for the cause: its end is what made theirs.
-func (d *driver) death() error {
-	i := d.i
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	first := -1
-	var deepest int
+// firstDead is the rank whose end made those of the others, and its level: one
+// that others wait for is taken for the cause. It is -1 where none has died. The
+// caller holds mu.
+func (i *instance) firstDead() (first, deepest int) {
+	first = -1
 	for depth, level := range levels(i.rec.Ranks) {
 		for _, k := range level {
 			if s := i.rec.Statuses[k]; (s.State == RankExited || s.Fatal != "") && (first < 0 || depth > deepest) {
@@ -414,6 +420,31 @@ func (d *driver) death() error {
 			}
 		}
 	}
+	return first, deepest
+}
+
+// unheard reports whether the cause of a death may be on a node that cannot be
+// asked just now.
+func (d *driver) unheard() bool {
+	d.i.mu.Lock()
+	defer d.i.mu.Unlock()
+	_, deepest := d.i.firstDead()
+	for depth, level := range levels(d.i.rec.Ranks) {
+		for _, k := range level {
+			if depth > deepest && d.unknown[d.i.rec.Ranks[k].NodeID] != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// death tells which rank died first and what it said.
+func (d *driver) death() error {
+	i := d.i
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	first, _ := i.firstDead()
 	if first < 0 {
 		return fault.Newf(fault.Internal, "", "no rank of instance %s has died", i.rec.ID)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,7 +32,7 @@ const TrustSection = "trust"
 type Session interface {
 	grpc.ClientConnInterface
 	Close() error
-	Via() string
+	Via() string // "INTERFACE ADDRESS", or the address alone
 }
 
 // Options are the settings of a Manager.
@@ -367,6 +368,21 @@ func (m *Manager) Kick(node identity.NodeID) {
 			p.nextDial = at
 		}
 		signal(p.wake)
+	}
+}
+
+// WayGone says that an interface of this node is gone, before the connections
+// over it end: whoever was reached by it is not late because of that.
+func (m *Manager) WayGone(iface string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.peers {
+		if p.stream == nil {
+			continue
+		}
+		if name, _, _ := strings.Cut(p.stream.via, " "); name == iface {
+			p.stream.end(errWayGone)
+		}
 	}
 }
 

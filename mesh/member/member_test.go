@@ -325,8 +325,10 @@ func TestCutCableIsNoSuspicion(t *testing.T) {
 	// Both ends lose the interface, and with it the way.
 	low.channel.SetWays(high.id(), []channel.Way{{Kind: channel.LAN, Addr: high.lan}})
 	high.channel.SetWays(low.id(), []channel.Way{{Kind: channel.LAN, Addr: low.lan}})
-	low.channel.WayGone("thunderbolt0")
-	high.channel.WayGone("thunderbolt0")
+	for _, n := range []*node{low, high} {
+		n.WayGone("thunderbolt0")
+		n.channel.WayGone("thunderbolt0")
+	}
 	low.until(t, high.id(), "up by LAN", byLAN)
 	high.until(t, low.id(), "up by LAN", byLAN)
 	doneLow()

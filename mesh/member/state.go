@@ -35,6 +35,7 @@ type life struct {
 	heartbeat time.Duration // what it promised
 	connected bool          // there is a stream
 	broken    time.Time     // when the last stream broke
+	unplugged bool          // with the interface of this node that it went over
 	refused   string        // why no other way replaced it; "" while that is tried
 	farewell  string        // it said goodbye, and why
 }
@@ -73,6 +74,10 @@ func judge(now time.Time, l life) (s State, reason string, next time.Time) {
 		return Suspect, fmt.Sprintf("%d heartbeats of %v are missing", lateBeats, l.heartbeat), l.lastHeard.Add(down)
 	case l.refused != "":
 		return Suspect, "its connection broke" + because(l.refused), l.lastHeard.Add(down)
+	case l.unplugged && silent < late:
+		// That says nothing of the other node: it is given as long as one that
+		// is silent.
+		return Up, "", l.lastHeard.Add(late)
 	case now.Sub(l.broken) < replaceWithin && silent < late:
 		return Up, "", l.broken.Add(replaceWithin)
 	}

@@ -28,6 +28,8 @@ func TestJudge(t *testing.T) {
 	broken.connected, broken.broken = false, after(500*ms)
 	refused := broken
 	refused.refused = "no agent listens there"
+	unplugged := broken
+	unplugged.unplugged = true
 	left := broken
 	left.farewell = "its agent was stopped"
 	fresh := life{watched: t0, heartbeat: time.Second}
@@ -49,6 +51,8 @@ func TestJudge(t *testing.T) {
 		"64 nodes, 16 s":                    {big, 16 * time.Second, Down, 0},
 		"broken, another way is tried":      {broken, 600 * ms, Up, 1200 * ms},
 		"broken, no other way in time":      {broken, 1200 * ms, Suspect, 10 * time.Second},
+		"unplugged, another way is tried":   {unplugged, 1200 * ms, Up, 3 * time.Second},
+		"unplugged, no other way in time":   {unplugged, 3 * time.Second, Suspect, 10 * time.Second},
 		"broken, every way refuses":         {refused, 501 * ms, Suspect, 10 * time.Second},
 		"broken and down":                   {refused, 10 * time.Second, Down, 0},
 		"said goodbye":                      {left, 501 * ms, Down, 0},

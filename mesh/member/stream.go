@@ -33,6 +33,7 @@ var (
 	errCrossed  = errors.New("a stream the other way was first")
 	errReplaced = errors.New("a newer stream took its place")
 	errGoodbye  = errors.New("goodbye")
+	errWayGone  = errors.New("the interface that it went over is gone")
 	errStale    = errors.New("it speaks as an earlier incarnation than the one heard last")
 )
 
@@ -265,6 +266,7 @@ func (m *Manager) detach(p *peer, s *stream, err error) (attached bool) {
 	m.o.Log.Info("stream ended", "node", p.id, "via", s.via, "error", err)
 	now := time.Now()
 	p.stream, p.connected, p.broken = nil, false, now
+	p.unplugged = errors.Is(err, errWayGone)
 	p.rtt = 0
 	if p.dialling {
 		// An attempt that began before may hang on what has just gone.
