@@ -10,9 +10,9 @@ PREFIX ?= /usr/local
 RUN := scripts/go
 TEST := $(RUN) gotestsum --format pkgname --
 
-# Every process of the race detector takes memory; two packages at a time are
-# what small machines bear.
-RACE := -race -p 2
+# The tests of a package mostly wait: four packages at a time are what two cores
+# and a few GiB of memory bear.
+RACE := -race -p 4
 
 up: ## build, make a virtual cluster, copy a model over a cable, run it, ask it
 	@scripts/deps up
