@@ -79,7 +79,9 @@ type Config struct {
 	// sent on a probe's connection; nil where that cannot be known. It tells an
 	// agent that stands still from a silent cable.
 	Acked  func(net.Conn) bool
-	Clock  host.Clock // for timestamps; nil means the system's
+	// History remembers over restarts; nil remembers nothing.
+	History *History
+	Clock   host.Clock // for timestamps; nil means the system's
 	Timing Timing
 	Log    *slog.Logger // nil means none
 	// Changed is called, with no lock held and never twice at once, after
