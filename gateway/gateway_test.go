@@ -38,7 +38,7 @@ type node struct {
 	peers     map[string]*node
 	dials     atomic.Int32
 	refuse    atomic.Pointer[string] // why other nodes are refused
-	open      map[string]int // by Activity
+	open      map[string]int         // by Activity
 }
 
 func (n *node) list() []Instance {

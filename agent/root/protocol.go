@@ -47,7 +47,7 @@ type Request struct {
 	Instance string          `json:"instance,omitempty"`
 	Index    int             `json:"index,omitempty"`
 	Kill     bool            `json:"kill,omitempty"`
-	Process  json.RawMessage `json:"process,omitempty"` // rank.json, checked in checkProcess
+	Process  json.RawMessage `json:"process,omitempty"` // rank.json, checked in engines.check
 	Node     string          `json:"node,omitempty"`
 	Name     string          `json:"name,omitempty"` // of the remote user to map; of a socket
 	Local    string          `json:"local,omitempty"`
