@@ -260,6 +260,13 @@ func RunRoot(ctx context.Context, p Process) (err error) {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	vouching := make(chan error, 1)
+	go func() { vouching <- s.ServeVouch(ctx) }()
+	defer func() {
+		cancel()
+		err = errors.Join(err, <-vouching)
+	}()
 	const least, most = time.Second, 30 * time.Second
 	wait := least
 	for {
@@ -372,5 +379,8 @@ func (p Process) runChild(ctx context.Context, s *root.Server, prog string, uid,
 	if cerr := ours.Close(); serr == nil && !errors.Is(cerr, net.ErrClosed) {
 		serr = cerr
 	}
+	// One that said what no agent of ours says does not end by itself.
+	late := time.AfterFunc(endFor+goodbyeFor+time.Second, func() { _ = cmd.Process.Kill() }) // it may have ended
+	defer late.Stop()
 	return left, errors.Join(serr, cmd.Wait())
 }

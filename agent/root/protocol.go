@@ -33,6 +33,7 @@ const (
 	KindMappings  Kind = "mappings"   // → Mappings
 	KindOwner     Kind = "owner"      // Asker → Owner
 	KindListen    Kind = "listen"     // Name: of a socket → descriptor
+	KindVouch     Kind = "vouch"      // Local: only on root's own socket, see vouch.go
 	KindLeave     Kind = "leave"      // end the root half after this
 )
 

@@ -68,7 +68,7 @@ func NewServer(ctx context.Context, opt Options) (*Server, error) {
 	}
 	self := uint32(os.Geteuid())
 	p := &people{resolve: opt.Resolve, path: filepath.Join(dir, "people.json"), self: self, owners: opt.Owners,
-		founder: opt.Founder, peerUID: opt.PeerUID, canBeAny: self == 0 && proc.ManyUsers()}
+		founder: opt.Founder, peerUID: opt.PeerUID, canBeAny: self == 0 && proc.ManyUsers(), rootWorks: opt.RootWorks}
 	if opt.RunDir != "" {
 		p.guests = &guests{}
 	}
