@@ -36,6 +36,7 @@ type Config struct {
 	GatewayKeys   []string `toml:"gateway_keys"`
 	Owners        []string `toml:"owners"`
 	AgentUser     string   `toml:"agent_user"`
+	RootWork      string   `toml:"root_work"`
 	SysfsRoot     string   `toml:"sysfs_root"`
 	MemoryBytes   int64    `toml:"memory_bytes"`
 }
@@ -62,6 +63,7 @@ var Keys = []Key{
 	{"gateway_keys", "list of text", "[]", "API keys, at least 20 characters each; one of them has to come with each request that is not from this machine."},
 	{"owners", "list of text", "[]", "Local users who may copy, place, pair and stop, besides root and whoever installed or paired."},
 	{"agent_user", "text", `"tbcluster"`, "User as whom the unprivileged half runs. If there is none of that name, a number that belongs to nobody."},
+	{"root_work", "text", `"auto"`, "Whether files are copied and engines run as root when root asks: \"yes\", \"no\", or \"auto\": only on a machine that has no other person's account."},
 	{"sysfs_root", "text", `"/sys"`, "Where the Thunderbolt layer is read. For virtual clusters."},
 	{"memory_bytes", "number", "0", "Memory that this node reports and plans with. 0: what is installed."},
 }
@@ -73,6 +75,7 @@ func Default() Config {
 		AddressBlock: "10.77.0.0/16",
 		GatewayPort:  8555,
 		AgentUser:    "tbcluster",
+		RootWork:     "auto",
 		SysfsRoot:    "/sys",
 	}
 }
@@ -232,6 +235,9 @@ func (c Config) check() (key, why string) {
 			return "gateway_keys", "a key has less than 20 characters or white space in it"
 		}
 	}
+	if c.RootWork != "auto" && c.RootWork != "yes" && c.RootWork != "no" {
+		return "root_work", fmt.Sprintf("%q is neither \"auto\", \"yes\" nor \"no\"", c.RootWork)
+	}
 	if !filepath.IsAbs(c.SysfsRoot) {
 		return "sysfs_root", fmt.Sprintf("%q is not an absolute path", c.SysfsRoot)
 	}
@@ -280,6 +286,8 @@ func (c Config) Value(key string) string {
 		return list(c.Owners)
 	case "agent_user":
 		return strconv.Quote(c.AgentUser)
+	case "root_work":
+		return strconv.Quote(c.RootWork)
 	case "sysfs_root":
 		return strconv.Quote(c.SysfsRoot)
 	case "memory_bytes":
