@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -138,7 +137,7 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 func (p Process) rootOptions(h host.Host, c config.Config, log *slog.Logger, prog string, gid int) root.Options {
 	o := root.Options{Host: h, StateDir: p.Paths.State, Program: prog, Resolve: resolver{}, PeerUID: PeerUID,
 		AgentGID: gid, Owners: c.Owners, Log: log, Engines: llamacpp.Programs, EngineEnv: llamacpp.Variables, RootWorks: rootWorks(c, log)}
-	o.Block, _ = netip.ParsePrefix(c.AddressBlock) // config.Load has checked it
+	o.Blocks = c.Blocks()
 	if n, err := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32); err == nil && os.Getuid() == 0 {
 		o.Founder = uint32(n)
 	}

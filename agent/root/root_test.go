@@ -140,7 +140,7 @@ func serveIn(t *testing.T, dir, run string, m *machine) fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewServer(t.Context(), Options{Host: m, StateDir: dir, RunDir: run, Program: exe, Resolve: us, PeerUID: uid, AgentGID: os.Getegid(), Block: block,
+	s, err := NewServer(t.Context(), Options{Host: m, StateDir: dir, RunDir: run, Program: exe, Resolve: us, PeerUID: uid, AgentGID: os.Getegid(), Blocks: []netip.Prefix{block},
 		Engines: []string{filepath.Base(exe)}, EngineEnv: []string{"GGML_QUIET"}, RootWorks: true, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -492,7 +492,7 @@ func TestAnAgentThatIsGoneEndsServe(t *testing.T) {
 
 func FuzzRequests(f *testing.F) {
 	dir := f.TempDir()
-	s, err := NewServer(f.Context(), Options{Host: newMachine(), StateDir: dir, Program: "/nonexistent", Resolve: users{}, PeerUID: uid, Block: block, Log: slog.New(slog.DiscardHandler)})
+	s, err := NewServer(f.Context(), Options{Host: newMachine(), StateDir: dir, Program: "/nonexistent", Resolve: users{}, PeerUID: uid, Blocks: []netip.Prefix{block}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -25,8 +25,8 @@ type Options struct {
 	// agent, which then is this process, makes them itself, and whoever it takes
 	// for a client is one.
 	RunDir string
-	// Block holds every address that we give; without one none is given.
-	Block netip.Prefix
+	// Blocks hold every address that we give; without one none is given.
+	Blocks []netip.Prefix
 	// Program is the tbcluster program to start workers and ranks with.
 	Program string
 	Resolve Resolver
@@ -62,7 +62,7 @@ func NewServer(ctx context.Context, opt Options) (*Server, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(dir)
 	}
-	c, err := openChanges(ctx, opt.Host, opt.Block, filepath.Join(dir, "changes.json"))
+	c, err := openChanges(ctx, opt.Host, opt.Blocks, filepath.Join(dir, "changes.json"))
 	if err != nil {
 		return nil, err
 	}
