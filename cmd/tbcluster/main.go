@@ -189,6 +189,7 @@ makes three virtual ones.`,
 		newLabInitCommand(g),
 		newVersionCommand(g),
 		newCompletionCommand(g),
+		newManCommand(g),
 	)
 	return root
 }
