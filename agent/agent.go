@@ -42,7 +42,9 @@ type Options struct {
 	Version string
 	// Privileged says that there is a root half with rights over the machine.
 	Privileged bool
-	Log        *slog.Logger
+	// RootPID is the process of the root half; 0 where it is not known.
+	RootPID int
+	Log     *slog.Logger
 	// LogFile is where Log writes, for NodeService.Logs; "" where it is nowhere.
 	LogFile string
 }

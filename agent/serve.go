@@ -428,8 +428,8 @@ func (s *nodeServer) Shutdown(ctx context.Context, q *v1.ShutdownRequest) (*v1.S
 		out.Undone = append(out.Undone, "left the addresses, which running instances use")
 	}
 	out.Pids = []uint32{uint32(os.Getpid())}
-	if a.opt.Privileged {
-		out.Pids = append(out.Pids, uint32(os.Getppid()))
+	if a.opt.RootPID > 0 {
+		out.Pids = append(out.Pids, uint32(a.opt.RootPID))
 	}
 	// The answer goes out before the end comes.
 	time.AfterFunc(100*time.Millisecond, func() {

@@ -32,6 +32,9 @@ type Options struct {
 	Resolve Resolver
 	// PeerUID reads who is at the other end of a client's Unix socket.
 	PeerUID func(*os.File) (uint32, error)
+	// Place puts a process into a unit of its own under a manager of services; nil
+	// where there is none. What it starts later goes with it.
+	Place func(ctx context.Context, name, description string, pid int) error
 	// AgentGID is the group that may read the directories of ranks.
 	AgentGID int
 	// Engines are the programs that a rank may be, by the names of their files,
@@ -166,7 +169,7 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 			return nil, err
 		}
 		r.User = &u
-		r.PID, r.Dir, err = s.ranks.start(q.Instance, q.Index, q.Process, u)
+		r.PID, r.Dir, err = s.ranks.start(ctx, q.Instance, q.Index, q.Process, u)
 		return nil, err
 	case KindRankEnd:
 		return nil, s.ranks.end(q.Instance, q.Index, q.Kill)
