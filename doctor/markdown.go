@@ -29,11 +29,7 @@ What ` + "`tbcluster doctor`" + `, the status and the terminal UI may tell you, 
 
 `)
 	for _, e := range Catalogue() {
-		fix := e.Fix
-		if strings.HasPrefix(fix, "{") { // what to do is what was seen
-			fix = "What was seen says it."
-		}
-		fmt.Fprintf(&b, "## %s\n\n*%s*: %s\n\n%s\n\n**What to do.** %s\n\n", e.Code, severityWords[e.Severity], e.Title, e.Meaning, strings.ReplaceAll(fix, "\n", " "))
+		fmt.Fprintf(&b, "## %s\n\n*%s*: %s\n\n%s\n\n**What to do.** %s\n\n", e.Code, severityWords[e.Severity], e.Title, e.Meaning, strings.ReplaceAll(e.Fix, "\n", " "))
 	}
 	return append(bytes.TrimRight(b.Bytes(), "\n"), '\n')
 }

@@ -33,6 +33,7 @@ const (
 	KindMappings  Kind = "mappings"   // → Mappings
 	KindOwner     Kind = "owner"      // Asker → Owner
 	KindListen    Kind = "listen"     // Name: of a socket → descriptor
+	KindFirewalls Kind = "firewalls"  // → Firewalls
 	KindLeave     Kind = "leave"      // end the root half after this
 )
 
@@ -101,6 +102,8 @@ type Response struct {
 	Changes  []host.Change `json:"changes,omitempty"`
 	Ranks    []Rank        `json:"ranks,omitempty"`
 	Mappings []Mapping     `json:"mappings,omitempty"`
+	// Firewalls are what may drop packets of other machines.
+	Firewalls []host.Firewall `json:"firewalls,omitempty"`
 }
 
 // Failure is a fault on the socketpair.
