@@ -86,11 +86,15 @@ type Agent struct {
 	carrying map[string]bool
 
 	looking sync.Mutex
-	facts   atomic.Pointer[facts]
-	known   atomic.Pointer[map[string]nodeSections]
-	poked   chan struct{}
-	waiting chan chan struct{} // whoever waits for the next picture
-	leaving chan leaveRequest
+	// examining is held while the doctor collects facts; heardSince is its
+	// memory of nodes that announce themselves and are not connected.
+	examining  sync.Mutex
+	heardSince map[string]time.Time
+	facts      atomic.Pointer[facts]
+	known      atomic.Pointer[map[string]nodeSections]
+	poked      chan struct{}
+	waiting    chan chan struct{} // whoever waits for the next picture
+	leaving    chan leaveRequest
 
 	// tasks are what Shutdown waits for.
 	tasks sync.WaitGroup

@@ -74,8 +74,14 @@ func (m *machine) Thunderbolt(context.Context) (host.Thunderbolt, error) {
 	return host.Thunderbolt{}, nil
 }
 func (m *machine) Network(context.Context) (host.Network, error) { return m.net, nil }
-func (m *machine) Watch(context.Context) <-chan struct{}         { return nil }
-func (m *machine) Commands(host.Change) []string                 { return nil }
+func (m *machine) Diagnose(context.Context, host.Query) (host.Diagnosis, error) {
+	return host.Diagnosis{}, nil
+}
+func (m *machine) Firewalls(context.Context) ([]host.Firewall, error) {
+	return []host.Firewall{{Tool: "nft", Name: "chain input of table inet filter"}}, nil
+}
+func (m *machine) Watch(context.Context) <-chan struct{} { return nil }
+func (m *machine) Commands(host.Change) []string         { return nil }
 func (m *machine) Apply(_ context.Context, c host.Change) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,6 +230,14 @@ func TestOnlyCablesAndPrivateAddressesAreChanged(t *testing.T) {
 	}
 	if err := f.Apply(t.Context(), cableAddress); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestTheRootHalfTellsOfFirewalls(t *testing.T) {
+	f := serve(t, t.TempDir(), newMachine())
+	walls, err := f.Firewalls(t.Context())
+	if err != nil || len(walls) != 1 || walls[0].Name != "chain input of table inet filter" {
+		t.Errorf("got %v, %v", walls, err)
 	}
 }
 

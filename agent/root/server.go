@@ -135,6 +135,9 @@ func (s *Server) asker(ctx context.Context, q Request, fd *os.File) (User, error
 	return User{}, fault.Newf(fault.Denied, "", "the request says nobody who asks")
 }
 
+// maxFirewalls bounds an answer: more than a few say no more.
+const maxFirewalls = 16
+
 func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response) (*os.File, error) {
 	switch q.Kind {
 	case KindApply, KindRevert:
@@ -148,6 +151,10 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 	case KindApplied:
 		r.Changes = s.changes.applied()
 		return nil, nil
+	case KindFirewalls:
+		all, err := s.opt.Host.Firewalls(ctx)
+		r.Firewalls = all[:min(len(all), maxFirewalls)]
+		return nil, err
 	case KindWho:
 		u, err := s.asker(ctx, q, fd)
 		if err != nil {
