@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,6 +57,7 @@ type Agent struct {
 	root *root.Client
 
 	key      *identity.Key
+	apiCert  tls.Certificate // by which clients know this node
 	store    *identity.Store
 	channel  *channel.Channel
 	finder   *discover.Finder
@@ -95,6 +97,8 @@ type Agent struct {
 	poked      chan struct{}
 	waiting    chan chan struct{} // whoever waits for the next picture
 	leaving    chan leaveRequest
+	// renewed is set when Run has ended for a new identity.
+	renewed bool
 
 	// tasks are what Shutdown waits for.
 	tasks sync.WaitGroup
@@ -107,8 +111,9 @@ type facts struct {
 	net     host.Network
 }
 
-// leaveRequest ends Run.
-type leaveRequest struct{ undo bool }
+// leaveRequest ends Run: with undo the root half too, with renew for a new
+// identity.
+type leaveRequest struct{ undo, renew bool }
 
 // New opens the state and prepares everything; nothing is served yet.
 func New(ctx context.Context, opt Options) (*Agent, error) {
@@ -128,6 +133,9 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		a.log.Info("made a new identity", "node", key.ID())
 	}
 	a.key = key
+	if a.apiCert, err = identity.OpenAPI(opt.Paths.Own()); err != nil {
+		return nil, err
+	}
 	name := opt.Config.Name
 	if name == "" {
 		name = a.facts.Load().machine.Hostname
@@ -258,7 +266,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	}
 	peers := grpc.NewServer(append(channel.ServerOptions(), grpc.UnaryInterceptor(a.peerUnary), grpc.StreamInterceptor(a.peerStream))...)
 	peerv1.RegisterPeerServiceServer(peers, &peerServer{a: a})
-	local := a.newLocalServer()
+	local, clients := a.newLocalServer(), a.newClientServer()
 
 	said := make(chan struct{}) // closed once the others have been told goodbye
 	var running sync.WaitGroup
@@ -269,6 +277,9 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	removeHTTP := a.channel.Handle(channel.HTTP, func(c *channel.Conn) { a.servePeerGateway(ctx, c) })
 	defer removeHTTP()
 	start("the control port", func() error { return a.channel.Serve(ctx, control) })
+	start("clients", func() error {
+		return clients.Serve(a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient}))
+	})
 	start("the API socket", func() error { return local.Serve(api) })
 	start("discovery", func() error { return a.finder.Run(ctx) })
 	start("membership", func() error { defer close(said); return a.member.Run(ctx) })
@@ -294,7 +305,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	case <-gone:
 		err = fault.Newf(fault.Internal, "start it again: `tbcluster up`", "the root half is gone")
 	case q := <-a.leaving:
-		leave = q.undo
+		leave, a.renewed = q.undo, q.renew
 	}
 	if err == nil {
 		err = context.Cause(ctx)
@@ -312,6 +323,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	go func() {
 		// Streams of watchers end only with their clients: they are cut off.
 		local.Stop()
+		clients.Stop()
 		peers.Stop()
 		a.tracker.Close()
 		a.gateway.Close()
