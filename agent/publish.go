@@ -108,6 +108,10 @@ func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 			if !late && r.TxBytes-was.TxBytes < 1<<20 && r.RxBytes-was.RxBytes < 1<<20 {
 				r.TxBytes, r.RxBytes = was.TxBytes, was.RxBytes
 			}
+			// The first error is news at once; that there are more of them can wait.
+			if !late && (was.Errors > 0) == (r.Errors > 0) {
+				r.Errors, r.TxErrors, r.RxErrors, r.TxDropped, r.RxDropped = was.Errors, was.TxErrors, was.RxErrors, was.TxDropped, was.RxDropped
+			}
 		}
 		out = append(out, r)
 	}

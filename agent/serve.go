@@ -257,6 +257,7 @@ func (s *nodeServer) Forget(_ context.Context, q *v1.ForgetRequest) (*v1.ForgetR
 	}
 	s.a.finder.Forget(id)
 	s.a.address.Forget(n.Id)
+	s.a.tracker.Forget(n.Id)
 	s.a.poke()
 	return &v1.ForgetResponse{}, nil
 }

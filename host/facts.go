@@ -88,6 +88,9 @@ type XDomain struct {
 	CapableGbps float64
 	// BehindHub is set where the peer is not on a port of the machine itself.
 	BehindHub bool
+	// Hops is how many cables lie between the two machines: 1 without hubs; 0 if
+	// unknown.
+	Hops int
 	// Services are the protocol IDs that the peer announces by key
 	// ("network" → 1).
 	Services map[string]uint32
