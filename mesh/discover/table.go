@@ -154,7 +154,8 @@ func (t *table) tidy(f *found) {
 
 // browseFor is how long a browse lasts among so many nodes.
 func (t *table) browseFor() time.Duration {
-	return browseFor * time.Duration(1+len(t.nodes)/crowd)
+	crowds := len(t.nodes) / crowd
+	return min(browseFor*time.Duration(1+crowds*crowds), longestBrowse)
 }
 
 // expire drops what was not heard of for long.
