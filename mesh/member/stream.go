@@ -1,6 +1,7 @@
 package member
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -172,7 +173,7 @@ func (m *Manager) receive(p *peer, s *stream, late *time.Timer) error {
 		return err
 	}
 	go func() {
-		if err := m.send(s); err != nil {
+		if err := m.send(p, s); err != nil {
 			s.end(err)
 		}
 	}()
@@ -383,7 +384,7 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 }
 
 // send sends what is new and the heartbeats until the stream ends.
-func (m *Manager) send(s *stream) error {
+func (m *Manager) send(p *peer, s *stream) error {
 	var sequence uint64
 	m.mu.Lock()
 	beat := m.heartbeat()
@@ -404,7 +405,7 @@ func (m *Manager) send(s *stream) error {
 				return streamError(err)
 			}
 		}
-		for _, update := range m.news(s) {
+		for _, update := range m.news(p, s) {
 			if err := s.wire.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Update{Update: update}}); err != nil {
 				return streamError(err)
 			}
@@ -435,8 +436,9 @@ func heartbeat(sequence, echo uint64) *peerv1.SyncMessage {
 }
 
 // news returns the sections that the peer has not, in messages of their size,
-// and takes them for sent.
-func (m *Manager) news(s *stream) []*peerv1.SyncUpdate {
+// and takes them for sent. Records of trust that it says itself need no telling:
+// in a cluster of many most have them from somebody else already.
+func (m *Manager) news(p *peer, s *stream) []*peerv1.SyncUpdate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var updates []*peerv1.SyncUpdate
@@ -446,6 +448,9 @@ func (m *Manager) news(s *stream) []*peerv1.SyncUpdate {
 			continue
 		}
 		s.sent[name] = section.Version
+		if name == TrustSection && bytes.Equal(p.sections[name].Data, section.Data) {
+			continue
+		}
 		if len(updates) == 0 || size+len(section.Data) > updateSize {
 			updates, size = append(updates, &peerv1.SyncUpdate{}), 0
 		}
