@@ -51,9 +51,9 @@ type mdns struct {
 	// comes is no reason to ask the whole LAN again.
 	browses  map[bool]browse
 	browsers sync.WaitGroup
-	server     *zeroconf.Server
-	servers    sync.WaitGroup // those being shut down
-	spoken     bool
+	server   *zeroconf.Server
+	servers  sync.WaitGroup // those being shut down
+	spoken   bool
 }
 
 // browse is one that goes on.

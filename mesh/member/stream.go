@@ -48,7 +48,8 @@ type wire interface {
 type stream struct {
 	wire   wire
 	via    string
-	dialed bool // by this node
+	dialed bool     // by this node
+	from   *attempt // that it came of, where this node dialled
 	since  time.Time
 	// attached is set once it was the stream of its peer; guarded by Manager.mu.
 	attached bool
@@ -103,7 +104,7 @@ func (m *Manager) HandleSync(server peerv1.PeerService_SyncServer) error {
 	if !running {
 		return status.Error(codes.Unavailable, "the agent is starting or stopping")
 	}
-	_, err := m.runStream(server.Context(), p, server, via, false)
+	_, err := m.runStream(server.Context(), p, server, via, nil)
 	switch {
 	case err == nil, errors.Is(err, errGoodbye), errors.Is(err, errReplaced):
 		return nil
@@ -116,8 +117,8 @@ func (m *Manager) HandleSync(server peerv1.PeerService_SyncServer) error {
 // runStream runs a stream to its end and says how that came, and whether it had
 // been the stream of p. The dialling side says hello first; the other one
 // answers when it takes the stream, so that both take the same ones.
-func (m *Manager) runStream(ctx context.Context, p *peer, w wire, via string, dialed bool) (attached bool, err error) {
-	s := &stream{wire: w, via: via, dialed: dialed, since: time.Now(), wake: make(chan struct{}, 1)}
+func (m *Manager) runStream(ctx context.Context, p *peer, w wire, via string, from *attempt) (attached bool, err error) {
+	s := &stream{wire: w, via: via, dialed: from != nil, from: from, since: time.Now(), wake: make(chan struct{}, 1)}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	defer s.cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { s.end(errors.New("it is in the cluster no more")) })()
@@ -240,8 +241,10 @@ func (m *Manager) attach(p *peer, s *stream, hello *peerv1.SyncHello) error {
 	p.connected, p.met, p.lastHeard = true, true, now
 	p.refused, p.farewell, p.failures = "", "", 0
 	if s.dialed {
-		p.dialling = false
+		p.drop(s.from)
+		p.abandon()
 	}
+	p.kicked = false
 	signal(p.wake)
 	m.touch()
 	m.tell()
@@ -269,10 +272,8 @@ func (m *Manager) detach(p *peer, s *stream, err error) (attached bool) {
 	p.stream, p.connected, p.broken = nil, false, now
 	p.unplugged = errors.Is(err, errWayGone)
 	p.rtt = 0
-	if p.dialling {
-		// An attempt that began before may hang on what has just gone.
-		p.abandon()
-	}
+	// An attempt that began before may hang on what has just gone.
+	p.abandon()
 	p.nextDial = now
 	if !p.dials {
 		p.nextDial = now.Add(knockAfter)
@@ -379,7 +380,7 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 		s.poke()
 	}
 	if h.GetTime() != nil {
-		p.skew = h.GetTime().AsTime().Sub(now)
+		p.skew = h.GetTime().AsTime().Sub(m.o.Clock.Now())
 	}
 }
 
@@ -401,7 +402,7 @@ func (m *Manager) send(p *peer, s *stream) error {
 			return s.wire.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Goodbye{Goodbye: &peerv1.SyncGoodbye{Reason: farewell}}})
 		}
 		if echo != 0 {
-			if err := s.wire.Send(heartbeat(0, echo)); err != nil {
+			if err := s.wire.Send(heartbeat(0, echo, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 		}
@@ -419,7 +420,7 @@ func (m *Manager) send(p *peer, s *stream) error {
 				s.asked, s.askedAt = sequence, time.Now()
 				s.mu.Unlock()
 			}
-			if err := s.wire.Send(heartbeat(sequence, 0)); err != nil {
+			if err := s.wire.Send(heartbeat(sequence, 0, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 			timer.Reset(beat)
@@ -429,9 +430,9 @@ func (m *Manager) send(p *peer, s *stream) error {
 	}
 }
 
-func heartbeat(sequence, echo uint64) *peerv1.SyncMessage {
+func heartbeat(sequence, echo uint64, wall time.Time) *peerv1.SyncMessage {
 	return &peerv1.SyncMessage{Message: &peerv1.SyncMessage_Heartbeat{Heartbeat: &peerv1.SyncHeartbeat{
-		Sequence: sequence, Echo: echo, Time: timestamppb.Now(),
+		Sequence: sequence, Echo: echo, Time: timestamppb.New(wall),
 	}}}
 }
 
