@@ -77,10 +77,12 @@ type Agent struct {
 	gatewayAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
-	// lastOwn and lastRTT are what was published and posted last; they belong
-	// to the reconcile loop.
-	lastOwn own
-	lastRTT map[string]uint64
+	// lastOwn, published, steadies and lastRTT are what was published and posted
+	// last; they belong to the reconcile loop.
+	lastOwn   own
+	published map[string][]byte
+	steadies  map[string]steady
+	lastRTT   map[string]uint64
 	// benching is set while a cable of this node is measured.
 	benching atomic.Bool
 	// carrying are the interfaces of cables that are not severed, as last seen
@@ -117,7 +119,7 @@ type leaveRequest struct{ undo, renew bool }
 
 // New opens the state and prepares everything; nothing is served yet.
 func New(ctx context.Context, opt Options) (*Agent, error) {
-	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, started: time.Now(),
+	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, steadies: map[string]steady{}, started: time.Now(),
 		poked: make(chan struct{}, 1), waiting: make(chan chan struct{}), leaving: make(chan leaveRequest, 1)}
 	if err := os.MkdirAll(opt.Paths.Own(), 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(opt.Paths.Own())

@@ -157,7 +157,8 @@ func (t *table) tidy(f *found) {
 
 // browseFor is how long a browse lasts among so many nodes.
 func (t *table) browseFor() time.Duration {
-	return browseFor * time.Duration(1+len(t.nodes)/crowd)
+	crowds := len(t.nodes) / crowd
+	return min(browseFor*time.Duration(1+crowds*crowds), longestBrowse)
 }
 
 // goneAfter is how long a node may say nothing before it counts as gone.
