@@ -82,16 +82,22 @@ type Agent struct {
 	// to the reconcile loop.
 	lastOwn own
 	lastRTT map[string]uint64
+	// benching is set while a cable of this node is measured.
+	benching atomic.Bool
 	// carrying are the interfaces of cables that are not severed, as last seen
 	// by the loop.
 	carrying map[string]bool
 
 	looking sync.Mutex
-	facts   atomic.Pointer[facts]
-	known   atomic.Pointer[map[string]nodeSections]
-	poked   chan struct{}
-	waiting chan chan struct{} // whoever waits for the next picture
-	leaving chan leaveRequest
+	// examining is held while the doctor collects facts; heardSince is its
+	// memory of nodes that announce themselves and are not connected.
+	examining  sync.Mutex
+	heardSince map[string]time.Time
+	facts      atomic.Pointer[facts]
+	known      atomic.Pointer[map[string]nodeSections]
+	poked      chan struct{}
+	waiting    chan chan struct{} // whoever waits for the next picture
+	leaving    chan leaveRequest
 
 	// tasks are what Shutdown waits for.
 	tasks sync.WaitGroup
@@ -152,13 +158,15 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	if a.member, err = a.newMember(); err != nil {
 		return nil, err
 	}
-	a.tracker = link.NewTracker(link.Config{Self: string(key.ID()), Dialer: a, Acked: acked, Log: a.log.With("part", "link"), Changed: a.poke})
-	block, err := netip.ParsePrefix(opt.Config.AddressBlock)
+	history, err := link.OpenHistory(opt.Paths.Own(linkHistory), a.log.With("part", "link"))
 	if err != nil {
 		return nil, err
 	}
+	a.tracker = link.NewTracker(link.Config{Self: string(key.ID()), Dialer: a, Acked: acked, History: history, Log: a.log.With("part", "link"), Changed: a.poke})
+	blocks := opt.Config.Blocks() // config.Load has checked them
 	if a.address, err = address.New(address.Config{
-		Self: string(key.ID()), Block: block, StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
+		Self: string(key.ID()), Block: blocks[0], Spares: blocks[1:], StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
+		MTU: opt.Config.MTU, Forward: opt.Config.Forward && a.facts.Load().machine.OS == "linux",
 		InUse: a.addressInUse, Log: a.log.With("part", "address"), Changed: a.poke,
 	}); err != nil {
 		return nil, err
@@ -179,6 +187,9 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 
 // linkMemory is the file of the addresses that were agreed for links.
 const linkMemory = "links.json"
+
+// linkHistory is the file of when links went down and what benches found.
+const linkHistory = "link-history.json"
 
 // modelsMemory is the file of models that were added by hand.
 const modelsMemory = "models.json"

@@ -47,6 +47,7 @@ var rules = map[string]rule{
 	"/tbcluster.v1.NodeService/Logs":        {read, none},
 	"/tbcluster.v1.NodeService/Changes":     {read, none},
 	"/tbcluster.v1.LinkService/Rescan":      {read, none},
+	"/tbcluster.v1.LinkService/Bench":       {change, v1.Role_ROLE_OPERATOR},
 	"/tbcluster.v1.PairingService/Open":     {change, none},
 	"/tbcluster.v1.PairingService/Join":     {change, none},
 	"/tbcluster.v1.PairingService/List":     {read, none},
@@ -84,6 +85,7 @@ var rules = map[string]rule{
 	"/tbcluster.peer.v1.PeerService/Forward":        {change, v1.Role_ROLE_VIEWER}, // and the row of what is forwarded
 	"/tbcluster.peer.v1.PeerService/Logs":           {change, v1.Role_ROLE_OPERATOR},
 	"/tbcluster.peer.v1.PeerService/Echo":           {change, v1.Role_ROLE_VIEWER},
+	"/tbcluster.peer.v1.PeerService/BenchLink":      {change, v1.Role_ROLE_OPERATOR},
 }
 
 const (

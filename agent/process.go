@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"tbcluster/agent/root"
 	"tbcluster/api/fault"
 	"tbcluster/darwin"
+	"tbcluster/engine/llamacpp"
 	"tbcluster/host"
 	"tbcluster/host/proc"
 	"tbcluster/host/sock"
@@ -150,12 +150,25 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 
 func (p Process) rootOptions(h host.Host, c config.Config, log *slog.Logger, prog string, gid int) root.Options {
 	o := root.Options{Host: h, StateDir: p.Paths.State, Program: prog, Resolve: resolver{}, PeerUID: PeerUID,
-		AgentGID: gid, Owners: c.Owners, Log: log}
-	o.Block, _ = netip.ParsePrefix(c.AddressBlock) // config.Load has checked it
+		AgentGID: gid, Owners: c.Owners, Log: log, Engines: llamacpp.Programs, EngineEnv: llamacpp.Variables, RootWorks: rootWorks(c, log)}
+	o.Blocks = c.Blocks()
 	if n, err := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32); err == nil && os.Getuid() == 0 {
 		o.Founder = uint32(n)
 	}
 	return o
+}
+
+// rootWorks says whether processes may run as root for somebody.
+func rootWorks(c config.Config, log *slog.Logger) bool {
+	if c.RootWork != "auto" {
+		return c.RootWork == "yes"
+	}
+	others, err := proc.People(context.Background())
+	if err != nil {
+		log.Warn("look for people's accounts; nothing runs as root", "error", err)
+		return false
+	}
+	return !others
 }
 
 // lockState keeps two agents from one state; the lock ends with the process.
@@ -207,7 +220,7 @@ const fallbackUID = 64842
 // agentUser returns as whom the unprivileged half runs; ok is false where this
 // process can be nobody else.
 func agentUser(ctx context.Context, name string) (uid, gid int, ok bool) {
-	if !root.ManyUsers() {
+	if !proc.ManyUsers() {
 		return os.Getuid(), os.Getgid(), false
 	}
 	if u, err := (resolver{}).ByName(ctx, name); err == nil && u.UID != 0 {
@@ -263,6 +276,13 @@ func RunRoot(ctx context.Context, p Process) (err error) {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	vouching := make(chan error, 1)
+	go func() { vouching <- s.ServeVouch(ctx) }()
+	defer func() {
+		cancel()
+		err = errors.Join(err, <-vouching)
+	}()
 	const least, most = time.Second, 30 * time.Second
 	wait := least
 	for {
@@ -379,6 +399,9 @@ func (p Process) runChild(ctx context.Context, s *root.Server, prog string, uid,
 	if cerr := ours.Close(); serr == nil && !errors.Is(cerr, net.ErrClosed) {
 		serr = cerr
 	}
+	// One that said what no agent of ours says does not end by itself.
+	late := time.AfterFunc(endFor+goodbyeFor+time.Second, func() { _ = cmd.Process.Kill() }) // it may have ended
+	defer late.Stop()
 	return left, errors.Join(serr, cmd.Wait())
 }
 

@@ -68,7 +68,7 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 func (a *Agent) publish(ctx context.Context, known map[string]nodeSections) {
 	var s nodeSections
 	s.node = a.ownNode(ctx)
-	s.links = &peerv1.LinksSection{Links: a.settle(a.tracker.Reports()), Claims: a.address.Claims()}
+	s.links = &peerv1.LinksSection{Links: a.settle(a.tracker.Reports()), Claims: a.address.Claims(), Forwards: a.address.Forwards()}
 	s.models = &peerv1.ModelsSection{Models: a.models.own(), Specs: a.models.specs()}
 	s.instances = &peerv1.InstancesSection{Instances: a.ranks.views()}
 	s.transfers = &peerv1.TransfersSection{Transfers: a.moves.views()}
@@ -110,6 +110,10 @@ func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 			}
 			if !late && r.TxBytes-was.TxBytes < 1<<20 && r.RxBytes-was.RxBytes < 1<<20 {
 				r.TxBytes, r.RxBytes = was.TxBytes, was.RxBytes
+			}
+			// The first error is news at once; that there are more of them can wait.
+			if !late && (was.Errors > 0) == (r.Errors > 0) {
+				r.Errors, r.TxErrors, r.RxErrors, r.TxDropped, r.RxDropped = was.Errors, was.TxErrors, was.RxErrors, was.TxDropped, was.RxDropped
 			}
 		}
 		out = append(out, r)

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -84,11 +85,16 @@ func (a *Agent) localNames() []string {
 // a node that may not place may not have models answer either.
 func (a *Agent) servePeerGateway(ctx context.Context, c *channel.Conn) {
 	m, ok := a.store.Member(c.Peer())
-	if !ok || m.Revoked || m.Role < identity.Operator {
-		a.log.Info("refused the gateway of another node", "node", a.nameOf(c.Peer()), "role", roleName(roles[m.Role]))
-		return
+	if !ok || m.Revoked {
+		return // its connection is being closed
 	}
-	if err := a.gateway.ServeConn(ctx, c, a.gateway.PeerHandler()); err != nil {
+	h := a.gateway.PeerHandler()
+	if m.Role < identity.Operator {
+		a.log.Info("refused the gateway of another node", "node", m.Name, "role", m.Role)
+		h = gateway.RefusePeer(fmt.Sprintf("%s has the role %s and may only look: models on %s answer nodes that are operator or admin; "+
+			"an admin can revoke it (tbcluster pair --revoke %s) and let it in again with another role", m.Name, m.Role, a.name(), m.Name))
+	}
+	if err := a.gateway.ServeConn(ctx, c, h); err != nil {
 		a.log.Debug("the gateway of another node", "node", a.nameOf(c.Peer()), "error", err)
 	}
 }
@@ -260,6 +266,7 @@ func (s *nodeServer) Forget(_ context.Context, q *v1.ForgetRequest) (*v1.ForgetR
 	}
 	s.a.finder.Forget(id)
 	s.a.address.Forget(n.Id)
+	s.a.tracker.Forget(n.Id)
 	s.a.poke()
 	return &v1.ForgetResponse{}, nil
 }

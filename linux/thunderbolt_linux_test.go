@@ -41,7 +41,7 @@ func TestAMacIsSeenThroughACable(t *testing.T) {
 		ID: "0", UUID: "c0de0000-0000-8000-8000-00000000000a", Security: "user", IOMMU: true, Generation: 4,
 		Peers: []host.XDomain{{
 			Port: "0-2", RemoteUUID: "b0000000-0000-4000-8000-000000000001", Vendor: "Apple Inc.", Device: "Mac16,9",
-			RxGbps: 40, TxGbps: 40, RxLanes: 2, TxLanes: 2, CapableGbps: 40,
+			RxGbps: 40, TxGbps: 40, RxLanes: 2, TxLanes: 2, CapableGbps: 40, Hops: 1,
 			Services: map[string]uint32{"network": 1, "rdma": 64087}, Interface: "thunderbolt0",
 		}},
 	}}}
@@ -88,7 +88,7 @@ func TestPeersBehindHubsAndOtherDevicesAreToldApart(t *testing.T) {
 			ID: "0", UUID: "aaaa0000-0000-8000-8000-00000000000a", Security: "user", Generation: 3,
 			Peers: []host.XDomain{{
 				Port: "0-301", RemoteUUID: "bbbb0000-0000-4000-8000-000000000001", Vendor: "Acme", Device: "box",
-				RxGbps: 40, TxGbps: 40, RxLanes: 2, TxLanes: 2, CapableGbps: 40, BehindHub: true,
+				RxGbps: 40, TxGbps: 40, RxLanes: 2, TxLanes: 2, CapableGbps: 40, BehindHub: true, Hops: 2,
 				Services: map[string]uint32{"network": 1}, Interface: "renamed",
 			}},
 			Others: []host.Device{
@@ -97,7 +97,7 @@ func TestPeersBehindHubsAndOtherDevicesAreToldApart(t *testing.T) {
 			},
 		},
 		{ID: "2"},
-		{ID: "10", Security: "none", IOMMU: true, Peers: []host.XDomain{{Port: "10-2", RemoteUUID: "cccc"}}},
+		{ID: "10", Security: "none", IOMMU: true, Peers: []host.XDomain{{Port: "10-2", RemoteUUID: "cccc", Hops: 1}}},
 	}
 	if got := s.read().Domains; !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)

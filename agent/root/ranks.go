@@ -32,6 +32,7 @@ type ranks struct {
 	dir     string // instances/
 	gid     int
 	bootID  string
+	engines engines
 	place   func(ctx context.Context, name, description string, pid int) error
 	warn    func(msg string, args ...any)
 
@@ -54,10 +55,11 @@ type ranksFile struct {
 
 const ranksSchema = 1
 
-func openRanks(opt Options, bootID string) (*ranks, error) {
+func openRanks(opt Options, bootID string, strict bool) (*ranks, error) {
 	r := &ranks{program: opt.Program, path: filepath.Join(opt.StateDir, "root", "ranks.json"),
 		dir: filepath.Join(opt.StateDir, "instances"), gid: opt.AgentGID, bootID: bootID,
-		place: opt.Place, warn: opt.Log.Warn}
+		engines: engines{opt.Engines, opt.EngineEnv, strict},
+		place:   opt.Place, warn: opt.Log.Warn}
 	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make the directory of instances", err, "make it writable").At(r.dir)
 	}
@@ -115,39 +117,86 @@ type process struct {
 	Env     map[string]string `json:"env"`
 }
 
-// checkProcess refuses programs that somebody else than root or the user could
-// have put there, and environments that make the loader run other code.
-func checkProcess(raw json.RawMessage, u User) error {
+// engines are the programs that a rank may be.
+type engines struct {
+	names, env []string
+	// strict is set where this process can become somebody else: the agent asks
+	// then for what it could not do itself.
+	strict bool
+}
+
+// check refuses programs that are no engine or that somebody else than root or
+// the user could have put there, and environments that make one run other code.
+// It returns what to run: the process with the real path of its program, which
+// no link leads elsewhere any more.
+func (e engines) check(raw json.RawMessage, u User) (json.RawMessage, error) {
 	var p process
 	if err := json.Unmarshal(raw, &p); err != nil {
-		return fault.New(fault.Protocol, "read what to run", err, "")
+		return nil, fault.New(fault.Protocol, "read what to run", err, "")
 	}
-	refuse := func(format string, args ...any) error {
-		return fault.Newf(fault.Denied, "install the engine as root or as the user who uses it", format, args...).With("path", p.Program)
+	refuse := func(format string, args ...any) (json.RawMessage, error) {
+		return nil, fault.Newf(fault.Denied, "install the engine as root (/opt/tbcluster/engines) or as the user who uses it (tbcluster engine install), and take the right to write there from everybody else (chmod -R go-w)",
+			"refused to run "+p.Program+" for "+u.Name+": "+format, args...).With("path", p.Program)
 	}
 	if !filepath.IsAbs(p.Program) {
-		return refuse("refused to run %q: the path is not absolute", p.Program)
-	}
-	info, err := os.Stat(p.Program)
-	if err != nil {
-		return fault.New(fault.EngineMissing, "run "+p.Program, err, "`tbcluster engine list` says which engines are there")
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.Mode().IsRegular() {
-		return refuse("refused to run %s: it is no file", p.Program)
-	}
-	if st.Uid != 0 && st.Uid != u.UID && st.Uid != uint32(os.Geteuid()) {
-		return refuse("refused to run %s for %s: it belongs to uid %d", p.Program, u.Name, st.Uid)
-	}
-	if info.Mode().Perm()&0o002 != 0 {
-		return refuse("refused to run %s for %s: everybody can write it", p.Program, u.Name)
+		return refuse("the path is not absolute")
 	}
 	for k := range p.Env {
-		if strings.HasPrefix(k, "LD_") && k != "LD_LIBRARY_PATH" || strings.HasPrefix(k, "DYLD_INSERT") {
-			return refuse("refused to run %s with %s in its environment", p.Program, k)
+		if e.strict && !slices.Contains(e.env, k) || strings.HasPrefix(k, "LD_") || strings.HasPrefix(k, "DYLD_") {
+			return refuse("%s is in its environment", k)
 		}
 	}
-	return nil
+	if !e.strict {
+		return raw, runnable(p.Program, u, refuse)
+	}
+	real, err := proc.TrustedProgram(p.Program, u.UID, u.GID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.New(fault.EngineMissing, "run "+p.Program, err, "`tbcluster engine list` says which engines are there")
+	}
+	if err != nil {
+		return refuse("%v", err)
+	}
+	if !slices.Contains(e.names, filepath.Base(real)) {
+		return refuse("%s is no engine; those are %s", filepath.Base(real), strings.Join(e.names, ", "))
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return nil, fault.New(fault.Protocol, "read what to run", err, "")
+	}
+	for k := range all {
+		// Names are matched whatever their case: one that is written otherwise
+		// would be another one here and the same one there.
+		if strings.EqualFold(k, "program") || strings.EqualFold(k, "env") {
+			delete(all, k)
+		}
+	}
+	if all["program"], err = json.Marshal(real); err != nil {
+		return nil, err
+	}
+	if all["env"], err = json.Marshal(p.Env); err != nil {
+		return nil, err
+	}
+	out, err := json.Marshal(all)
+	return out, err
+}
+
+// runnable is the check where whoever asks is this process's own user: it keeps
+// mistakes out, nobody's rights.
+func runnable(program string, u User, refuse func(string, ...any) (json.RawMessage, error)) error {
+	info, err := os.Stat(program)
+	if err != nil {
+		return fault.New(fault.EngineMissing, "run "+program, err, "`tbcluster engine list` says which engines are there")
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok || !info.Mode().IsRegular():
+		_, err = refuse("it is no file")
+	case st.Uid != 0 && st.Uid != u.UID && st.Uid != uint32(os.Geteuid()):
+		_, err = refuse("it belongs to uid %d", st.Uid)
+	case info.Mode().Perm()&0o002 != 0:
+		_, err = refuse("everybody can write it")
+	}
+	return err
 }
 
 // start makes the rank's directory, writes rank.json into it and starts its
@@ -156,7 +205,7 @@ func (r *ranks) start(ctx context.Context, instance string, index int, raw json.
 	if !instanceID.MatchString(instance) || index < 0 || index >= maxRanks {
 		return 0, "", fault.Newf(fault.Protocol, "", "%q rank %d is no rank", instance, index)
 	}
-	if err := checkProcess(raw, u); err != nil {
+	if raw, err = r.engines.check(raw, u); err != nil {
 		return 0, "", err
 	}
 	r.mu.Lock()

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+
+	"tbcluster/host/proc"
 )
 
 // path is what workers and ranks find programs in; engines are named by full
@@ -39,7 +41,7 @@ func environment(u User) []string {
 // that is the user already keeps its identity as it is.
 func attributes(u User) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true}
-	if os.Geteuid() != 0 || u.UID == 0 && !ManyUsers() {
+	if os.Geteuid() != 0 || u.UID == 0 && !proc.ManyUsers() {
 		return a
 	}
 	a.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}

@@ -24,6 +24,7 @@ import (
 type agentDouble struct {
 	tbv1.UnimplementedClusterServiceServer
 	tbv1.UnimplementedNodeServiceServer
+	tbv1.UnimplementedLinkServiceServer
 	tbv1.UnimplementedPairingServiceServer
 	tbv1.UnimplementedModelServiceServer
 	tbv1.UnimplementedTransferServiceServer
@@ -45,6 +46,7 @@ type agentDouble struct {
 	plan      *tbv1.PlanResponse
 	check     *tbv1.CheckResponse
 	ping      *tbv1.PingResponse
+	bench     map[string]*tbv1.BenchResponse // by link; those that are missing fail
 	lines     []*tbv1.LogLine
 	open      []*tbv1.OpenResponse
 	joined    func(*tbv1.JoinRequest) (*tbv1.JoinResponse, error)
@@ -83,6 +85,7 @@ func (d *agentDouble) serve(t *testing.T) {
 	)
 	tbv1.RegisterClusterServiceServer(s, d)
 	tbv1.RegisterNodeServiceServer(s, d)
+	tbv1.RegisterLinkServiceServer(s, d)
 	tbv1.RegisterPairingServiceServer(s, pairingDouble{d: d})
 	tbv1.RegisterModelServiceServer(s, d)
 	tbv1.RegisterTransferServiceServer(s, transferDouble{d: d})
@@ -132,6 +135,13 @@ func (d *agentDouble) Watch(_ *tbv1.WatchRequest, s grpc.ServerStreamingServer[t
 
 func (d *agentDouble) Ping(context.Context, *tbv1.PingRequest) (*tbv1.PingResponse, error) {
 	return d.ping, nil
+}
+
+func (d *agentDouble) Bench(_ context.Context, q *tbv1.BenchRequest) (*tbv1.BenchResponse, error) {
+	if r := d.bench[q.GetLink()]; r != nil {
+		return r, nil
+	}
+	return nil, fault.Newf(fault.StillRunning, "wait", "the cable %s is used", q.GetLink())
 }
 
 func (d *agentDouble) Forget(context.Context, *tbv1.ForgetRequest) (*tbv1.ForgetResponse, error) {
