@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"tbcluster/agent/config"
+	"tbcluster/agent/metrics"
 	"tbcluster/agent/root"
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
@@ -69,12 +70,14 @@ type Agent struct {
 	models   *models
 	ranks    *instances
 	gateway  *gateway.Gateway
+	metrics  *metrics.Collector
 	board    *board
 	sections *sectionCache
 
 	started     time.Time
 	controlPort uint16
 	gatewayAddr atomic.Pointer[string]
+	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
 	// lastOwn, published, steadies and lastRTT are what was published and posted
@@ -188,6 +191,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		return nil, err
 	}
 	a.gateway = a.newGateway()
+	a.metrics = a.newMetrics()
 	return a, nil
 }
 
@@ -288,6 +292,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	start("addresses", func() error { return a.address.Run(ctx) })
 	start("instances", func() error { return a.ranks.run(ctx) })
 	start("the gateway", func() error { return a.serveGateway(ctx) })
+	start("metrics", func() error { return a.serveMetrics(ctx) })
 	running.Go(func() { a.watchHost(ctx) })
 	running.Go(func() { a.reconcileLoop(ctx) })
 	running.Go(func() { a.meetStatic(ctx) })

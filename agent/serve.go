@@ -71,14 +71,17 @@ func (a *Agent) newGateway() *gateway.Gateway {
 		DialPeer: func(ctx context.Context, node string) (net.Conn, error) {
 			return a.channel.Dial(ctx, identity.NodeID(node), channel.HTTP)
 		},
-		LocalNames: func() []string {
-			names := []string{a.facts.Load().machine.Hostname, a.name()}
-			return append(names, lanAddresses(a.facts.Load().net)...)
-		},
-		APIKeys:  func() []string { return a.opt.Config.GatewayKeys },
-		Activity: a.ranks.activity.note,
-		Log:      a.log.With("part", "gateway"),
+		LocalNames: a.localNames,
+		APIKeys:    func() []string { return a.opt.Config.GatewayKeys },
+		Activity:   a.ranks.activity.note,
+		Log:        a.log.With("part", "gateway"),
 	})
+}
+
+// localNames are names by which a client may call this machine.
+func (a *Agent) localNames() []string {
+	names := []string{a.facts.Load().machine.Hostname, a.name()}
+	return append(names, lanAddresses(a.facts.Load().net)...)
 }
 
 // servePeerGateway answers another node's gateway, which asks for people there:

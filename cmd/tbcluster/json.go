@@ -43,6 +43,7 @@ type nodeJSON struct {
 	CPUs          uint32       `json:"cpus"`
 	NodeAddress   string       `json:"node_address"`
 	Gateway       string       `json:"gateway"`
+	Metrics       string       `json:"metrics"`
 	RTTUs         uint64       `json:"rtt_us"`
 	ControlPath   string       `json:"control_path"`
 	Privileged    bool         `json:"privileged"`
@@ -324,7 +325,7 @@ func toNodeJSON(n *tbv1.Node) nodeJSON {
 		OS: n.GetOs(), OSVersion: n.GetOsVersion(), Arch: n.GetArch(), Version: n.GetVersion(),
 		Memory:        memoryJSON{n.GetMemory().GetTotalBytes(), n.GetMemory().GetAvailableBytes()},
 		DiskFreeBytes: n.GetDiskFreeBytes(), CPUs: n.GetCpuCount(), NodeAddress: n.GetNodeAddress(),
-		Gateway: n.GetGatewayAddress(), RTTUs: n.GetRttUs(), ControlPath: n.GetControlPath(),
+		Gateway: n.GetGatewayAddress(), Metrics: n.GetMetricsAddress(), RTTUs: n.GetRttUs(), ControlPath: n.GetControlPath(),
 		Privileged: n.GetPrivileged(), BootID: n.GetBootId(), StartedAt: timeJSON(n.GetStartedAt()),
 		Engines: mapped(n.GetEngines(), toEngineJSON),
 	}
