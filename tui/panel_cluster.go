@@ -8,7 +8,7 @@ import (
 )
 
 // drawCluster draws nodes with cables as edges between them when there are
-// four at most and there is room, else a table of nodes with a matrix of links.
+// eight at most and there is room, else a table of nodes with a matrix of links.
 func drawCluster(f frame) ([]string, string) {
 	n := len(f.s.GetNodes())
 	if d := f.drawing(); d != nil {
@@ -44,7 +44,13 @@ func (f frame) drawing() *drawing {
 	n := len(nodes)
 	need := map[int]int{1: 2, 2: 2, 3: 7, 4: 9}[n]
 	w := f.w - 2
-	if need == 0 || f.h < need || w < 34 || len(f.items) != len(nodes)+len(f.s.GetLinks()) {
+	if w < 34 || len(f.items) != len(nodes)+len(f.s.GetLinks()) {
+		return nil
+	}
+	if n > 4 {
+		return f.round(w, f.h)
+	}
+	if need == 0 || f.h < need {
 		return nil
 	}
 	h := need

@@ -18,6 +18,8 @@ var panels = map[int]panel{
 			return 10
 		case n <= 4:
 			return 11
+		case n <= roundMost:
+			return (n+1)/2*(roundTall-1) + 1
 		default:
 			return 1 + n + len(s.GetLinks())
 		}
