@@ -554,7 +554,11 @@ func (f frame) cableRows() (rows []row) {
 	}
 	widths, gap := layout(cableColumns, cells, f.w-2)
 	for i, id := range ids {
-		rows = append(rows, row{id, []string{f.tableLine(cableColumns, widths, gap, cells[i])}})
+		r := row{id, []string{f.tableLine(cableColumns, widths, gap, cells[i])}}
+		if l := f.s.link(id); l.GetReason() != "" && l.GetState() != pb.LinkState_LINK_STATE_PROVEN {
+			r.lines = append(r.lines, "  "+f.put(say(linkWords, l.GetState()).ink, cut(l.GetReason(), f.w-4)))
+		}
+		rows = append(rows, r)
 	}
 	return rows
 }

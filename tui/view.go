@@ -150,6 +150,13 @@ func (m *Model) summary(brief int) []string {
 // body is everything between the header and the keys.
 func (m *Model) body(w, h int) []string {
 	t := m.bodyTheme()
+	if b, ok := m.form.(*bareText); ok {
+		lines := b.draw(m, w, h)
+		for len(lines) < h {
+			lines = append(lines, "")
+		}
+		return lines
+	}
 	if m.form != nil {
 		return t.box(m.form.title(), "", m.form.draw(m, w-4, h-2), w, h, true)
 	}
