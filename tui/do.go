@@ -159,7 +159,7 @@ func (m *Model) runBench(l *pb.Link, used bool) tea.Cmd {
 		if err != nil {
 			f := fault.FromStatus(err)
 			if f.Reason == fault.StillRunning && f.Meta["link"] != "" && !used {
-				return doneMsg{form: m.askBench(l, []string{clean(f.Why)})}
+				return doneMsg{form: m.askBench(l, []string{clean(cmpOr(f.Why, f.What))})}
 			}
 			return doneMsg{err: f}
 		}

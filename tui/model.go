@@ -46,6 +46,8 @@ type Model struct {
 	notice string
 	flash  flash
 
+	routes routeCache
+
 	out    io.Writer // the terminal, for its clipboard; nil where there is none
 	getenv func(string) string
 }

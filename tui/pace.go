@@ -44,9 +44,10 @@ func (p *paced) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	}
 	wait := repaintEvery - p.clock().Sub(p.painted)
 	switch {
+	case p.due:
 	case wait <= 0:
 		p.paint()
-	case !p.due:
+	default:
 		p.due = true
 		cmd = tea.Batch(cmd, tea.Tick(wait, func(time.Time) tea.Msg { return paintMsg{} }))
 	}

@@ -2,7 +2,9 @@ package tui
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 
 	pb "tbcluster/api/tbcluster/v1"
 )
@@ -16,7 +18,7 @@ const (
 	roundEdges  = 16 // pairs of nodes
 	roundRow    = 3  // lines of a node at the least, roundTall at the most
 	roundTall   = 5
-	labelLeast  = 6  // cells of a label: "40 ×2" and a blank on each side
+	labelLeast  = 8  // cells of a label: "✕ down" and a blank on each side
 	labelNormal = 14 // that are kept free for it where there is room
 )
 
@@ -57,17 +59,46 @@ func (f frame) around() []*pb.Node {
 	return out
 }
 
-// round returns nil where the table is better.
-func (f frame) round(w, h int) *drawing {
+// routes is how the lines of such a drawing go.
+type routes struct {
+	tall, cw int
+	blocks   []block // in the order of around
+	edges    []roundEdge
+	ways     []*way // of each edge
+	h        int
+}
+
+// routeCache keeps the last routes that were found: looking for them takes
+// longer than drawing, and they change only with nodes, cables and size.
+type routeCache struct {
+	key string
+	r   *routes // nil where there are none
+}
+
+// routes returns nil where the table is better.
+func (f frame) routes(w, h int) *routes {
 	nodes := f.s.GetNodes()
 	rows := (len(nodes) + 1) / 2
-	tall := min(h/rows, roundTall)
 	pairs, _ := f.pairs()
-	if len(nodes) <= 4 || len(nodes) > roundMost || tall < roundRow || len(pairs) > roundEdges {
+	if len(nodes) <= 4 || len(nodes) > roundMost || h/rows < roundRow || len(pairs) > roundEdges {
 		return nil
 	}
+	edges := f.edges(pairs)
+	loose := len(f.loose())
+	var key strings.Builder
+	fmt.Fprint(&key, w, " ", h, " ", loose)
+	for _, n := range nodes {
+		fmt.Fprint(&key, "\x00", n.GetId(), " ", width(n.GetName()), " ", width(nodeSub(n)))
+	}
+	for _, e := range edges {
+		fmt.Fprint(&key, "\x01", e.a, "\x02", e.b)
+	}
+	if f.cache != nil && f.cache.key == key.String() {
+		return f.cache.r.with(f, edges)
+	}
+	tall := min(h/rows, roundTall)
 	// What stands below comes first, as long as there is room for the drawing.
-	for tall > roundRow && rows*tall+len(f.loose())+1 > h {
+	for tall > roundRow && rows*tall+loose+1 > h {
 		tall--
 	}
 	cw := 8
@@ -75,20 +106,78 @@ func (f frame) round(w, h int) *drawing {
 		cw = max(cw, width(n.GetName())+2, width(nodeSub(n))+2)
 	}
 	cw = min(cw, (w-2*labelLeast-2)/2)
-	pairsOf := f.edges(pairs)
+	var found *routes
+search:
 	for ; tall >= roundRow; tall-- {
 		// A line that found no way is laid first the next time.
-		order := slices.Clone(pairsOf)
-		for range len(order) * 2 {
-			d, stuck := f.lay(w, cw, tall, h, order)
-			if d != nil {
-				return d
+		order := slices.Clone(edges)
+		for range len(order) {
+			r, stuck := f.lay(w, cw, tall, h, order)
+			if r != nil {
+				found = r
+				break search
 			}
 			e := order[stuck]
 			order = append([]roundEdge{e}, slices.Delete(order, stuck, stuck+1)...)
 		}
 	}
-	return nil
+	if f.cache != nil {
+		*f.cache = routeCache{key.String(), found}
+	}
+	return found
+}
+
+// with is the same ways with the nodes and cables as they are now.
+func (r *routes) with(f frame, edges []roundEdge) *routes {
+	if r == nil {
+		return nil
+	}
+	c := *r
+	c.blocks, c.edges = slices.Clone(r.blocks), slices.Clone(r.edges)
+	for i := range c.blocks {
+		c.blocks[i].n = f.s.node[c.blocks[i].n.GetId()]
+	}
+	for i, e := range c.edges {
+		for _, now := range edges {
+			if now.a == e.a && now.b == e.b {
+				c.edges[i] = now
+			}
+		}
+	}
+	return &c
+}
+
+// round is the drawing, nil where the table is better.
+func (f frame) round(w, h int) *drawing {
+	r := f.routes(w, h)
+	if r == nil {
+		return nil
+	}
+	d := &drawing{c: newCanvas(w, r.h), at: map[string][2]int{}}
+	blocks := map[string]block{}
+	for _, b := range r.blocks {
+		blocks[b.n.GetId()] = b
+	}
+	for i, e := range r.edges {
+		way := r.ways[i]
+		d.c.line(edgePen(e.links), way.points...)
+		x := way.x
+		text, ink := f.edgeLabel(e.links, blocks[e.a], blocks[e.b], way.room, !way.beside)
+		switch {
+		case !way.beside:
+			x += (way.room - width(text)) / 2
+		case way.left: // ends at the line
+			x += way.room - width(text)
+		}
+		d.c.text(x, way.y, ink, text)
+		for _, l := range e.links {
+			d.at[l.GetId()] = [2]int{x + width(text)/2, way.y}
+		}
+	}
+	for _, b := range r.blocks {
+		f.nodeBlock(d, b)
+	}
+	return d
 }
 
 // roundEdge is all cables between two nodes.
@@ -117,13 +206,14 @@ func (f frame) edges(pairs map[[2]string][]*pb.Link) (out []roundEdge) {
 	return out
 }
 
-// lay draws the edges in order; where one finds no way, it returns its number.
-func (f frame) lay(w, cw, tall, h int, edges []roundEdge) (*drawing, int) {
+// lay finds a way for each edge in order; where one has none, it returns its
+// number.
+func (f frame) lay(w, cw, tall, h int, edges []roundEdge) (*routes, int) {
 	nodes := f.around()
 	rows := (len(nodes) + 1) / 2
 	// The last row needs no room below it.
-	d := &drawing{c: newCanvas(w, min((rows-1)*tall+max(blockLines, tall-1), h)), at: map[string][2]int{}}
-	g := &grid{w: w, h: d.c.h, at: make([]occupant, w*d.c.h)}
+	r := &routes{tall: tall, cw: cw, edges: edges, h: min((rows-1)*tall+max(blockLines, tall-1), h)}
+	g := &grid{w: w, h: r.h, at: make([]occupant, w*r.h)}
 	blocks := map[string]block{}
 	for i, n := range nodes {
 		b := block{n: n, w: cw, y: i * tall}
@@ -131,6 +221,7 @@ func (f frame) lay(w, cw, tall, h int, edges []roundEdge) (*drawing, int) {
 			b.x, b.y = w-cw, (len(nodes)-1-i)*tall
 		}
 		blocks[n.GetId()] = b
+		r.blocks = append(r.blocks, b)
 		for line := range blockLines {
 			if x := g.inner(b, b.y+line); b.x == 0 {
 				g.text(0, b.y+line, x)
@@ -140,30 +231,14 @@ func (f frame) lay(w, cw, tall, h int, edges []roundEdge) (*drawing, int) {
 		}
 	}
 	for i, e := range edges {
-		a, b := blocks[e.a], blocks[e.b]
-		way := g.find(a, b, tall, w)
+		way := g.find(blocks[e.a], blocks[e.b], tall, w)
 		if way == nil {
 			return nil, i
 		}
 		g.take(way)
-		d.c.line(edgePen(e.links), way.points...)
-		x := way.x
-		text, ink := f.edgeLabel(e.links, a, b, way.room, !way.beside)
-		switch {
-		case !way.beside:
-			x += (way.room - width(text)) / 2
-		case way.left: // ends at the line
-			x += way.room - width(text)
-		}
-		d.c.text(x, way.y, ink, text)
-		for _, l := range e.links {
-			d.at[l.GetId()] = [2]int{x + width(text)/2, way.y}
-		}
+		r.ways = append(r.ways, way)
 	}
-	for _, n := range nodes {
-		f.nodeBlock(d, blocks[n.GetId()])
-	}
-	return d, 0
+	return r, 0
 }
 
 // occupant is what a cell of the grid holds.

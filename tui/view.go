@@ -213,7 +213,7 @@ func (m *Model) seen(p place) int {
 
 // frameOf is what a panel is drawn from.
 func (m *Model) frameOf(n int) frame {
-	f := frame{theme: m.bodyTheme(), s: m.snap, items: m.visible(n), focused: n == m.focus && m.page == nil && m.form == nil, now: m.now}
+	f := frame{theme: m.bodyTheme(), s: m.snap, items: m.visible(n), focused: n == m.focus && m.page == nil && m.form == nil, now: m.now, cache: &m.routes}
 	if len(f.items) > 0 {
 		f.chosen = f.items[m.cursor[n].at(f.items)].id
 	}
