@@ -160,7 +160,8 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	a.pairer = pair.New(key, a.store, a.channel, pair.Options{Log: a.log.With("part", "pair")})
 	if a.finder, err = discover.New(discover.Options{
 		Self: key.ID(), Dir: opt.Paths.Own(), Static: opt.Config.Peers, Interfaces: a.discoverable,
-		Known: func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
+		Known:   func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
+		Invites: func(id identity.NodeID, number string) bool { return pair.Number(id) == number },
 		Log:   a.log.With("part", "discover"),
 	}); err != nil {
 		return nil, err

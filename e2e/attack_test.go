@@ -54,6 +54,7 @@ func TestAttack(t *testing.T) {
 		{"a machine that has not paired", stranger},
 		{"a user who is no owner", noOwner},
 		{"an owner who is not root", otherOwner},
+		{"an agent that was taken over", evilRoot},
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.run(c.in(t), model) })
 	}

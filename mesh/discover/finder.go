@@ -71,6 +71,9 @@ type Options struct {
 	Interfaces func() ([]Interface, error)
 	// Known says whether a node is in the cluster: strangers never displace it.
 	Known func(identity.NodeID) bool
+	// Invites says whether a node can have an open code of that public number; nil
+	// takes every word for it. Strangers with one are displaced last.
+	Invites func(identity.NodeID, string) bool
 	Clock host.Clock   // nil is the system's
 	Log   *slog.Logger // nil discards
 }
@@ -118,7 +121,7 @@ func New(o Options) (*Finder, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	f := &Finder{
-		o: o, table: table{self: o.Self, known: o.Known, nodes: map[identity.NodeID]*found{}},
+		o: o, table: table{self: o.Self, known: o.Known, invites: o.Invites, nodes: map[identity.NodeID]*found{}},
 		subscribers: map[int]chan struct{}{},
 		rescan:      make(chan struct{}, 1), announce: make(chan struct{}, 1),
 	}

@@ -68,6 +68,8 @@ type found struct {
 type table struct {
 	self  identity.NodeID
 	known func(identity.NodeID) bool
+	// invites is Options.Invites.
+	invites func(identity.NodeID, string) bool
 	nodes map[identity.NodeID]*found
 }
 
@@ -89,8 +91,15 @@ func (t *table) at(node identity.NodeID) *found {
 // newest one is none other than who shouts loudest, and is as good as any.
 func (t *table) makeRoom(newcomer identity.NodeID) bool {
 	var oldest *found
+	// Who shows a code is looked for now, and that cannot be said by just anybody.
+	before := func(a, b *found) bool {
+		if (a.pair != "") != (b.pair != "") {
+			return a.pair == ""
+		}
+		return a.seen.Before(b.seen)
+	}
 	for id, f := range t.nodes {
-		if !t.known(id) && (oldest == nil || f.seen.Before(oldest.seen)) {
+		if !t.known(id) && (oldest == nil || before(f, oldest)) {
 			oldest = f
 		}
 	}
@@ -111,6 +120,9 @@ func (t *table) heard(s said, now time.Time) bool {
 	}
 	if s.bye {
 		return t.bye(s.node)
+	}
+	if s.pair != "" && t.invites != nil && !t.invites(s.node, s.pair) {
+		s.pair = ""
 	}
 	f := t.at(s.node)
 	if f == nil {
