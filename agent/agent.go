@@ -162,7 +162,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		Self: key.ID(), Dir: opt.Paths.Own(), Static: opt.Config.Peers, Interfaces: a.discoverable,
 		Known:   func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
 		Invites: func(id identity.NodeID, number string) bool { return pair.Number(id) == number },
-		Log:   a.log.With("part", "discover"),
+		Log:     a.log.With("part", "discover"),
 	}); err != nil {
 		return nil, err
 	}

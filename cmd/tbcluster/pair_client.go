@@ -35,12 +35,12 @@ func pairClient(ctx context.Context, o *pairOptions, c *client, role tbv1.Role) 
 	if o.out != "-" {
 		// First the file, so that no key is made that is nowhere; and for its owner
 		// alone from the beginning.
-		f, err := os.OpenFile(o.out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if errors.Is(err, os.ErrExist) {
+		f, ferr := os.OpenFile(o.out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if errors.Is(ferr, os.ErrExist) {
 			return fault.Newf(fault.FileIO, "name another file with --out, or remove it and put that client out: tbcluster pair --revoke NAME", "the file is there already").At(o.out)
 		}
-		if err != nil {
-			return fault.New(fault.FileIO, "write the bundle", err, "name a file that you may write: --out FILE").At(o.out)
+		if ferr != nil {
+			return fault.New(fault.FileIO, "write the bundle", ferr, "name a file that you may write: --out FILE").At(o.out)
 		}
 		out = f
 		defer func() {

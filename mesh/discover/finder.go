@@ -74,8 +74,8 @@ type Options struct {
 	// Invites says whether a node can have an open code of that public number; nil
 	// takes every word for it. Strangers with one are displaced last.
 	Invites func(identity.NodeID, string) bool
-	Clock host.Clock   // nil is the system's
-	Log   *slog.Logger // nil discards
+	Clock   host.Clock   // nil is the system's
+	Log     *slog.Logger // nil discards
 }
 
 // Announcement is what this node says of itself.

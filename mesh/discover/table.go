@@ -70,7 +70,7 @@ type table struct {
 	known func(identity.NodeID) bool
 	// invites is Options.Invites.
 	invites func(identity.NodeID, string) bool
-	nodes map[identity.NodeID]*found
+	nodes   map[identity.NodeID]*found
 }
 
 // at returns the entry of a node, made if there is room for it.

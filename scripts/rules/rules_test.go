@@ -60,7 +60,7 @@ var testImports = map[string][]string{
 	// A supervisor is worth something with a real engine.
 	"instance/supervise": {"engine/llamacpp"},
 	// A root half is attacked by an agent that is a test.
-	"e2e": {"agent"},
+	"e2e": {"agent", "mesh/identity"},
 }
 
 // pkg is what `go list -json` tells of a package.
