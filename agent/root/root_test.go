@@ -38,6 +38,8 @@ func TestMain(m *testing.M) {
 			}
 			_, _ = io.Copy(io.Discard, f)
 			os.Exit(0)
+		case "journal":
+			os.Exit(journalVictim(os.Args[2], os.Args[3]))
 		case "rank":
 			if err := os.WriteFile(filepath.Join(os.Args[2], "ran"), nil, 0o644); err != nil {
 				os.Exit(1)

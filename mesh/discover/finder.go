@@ -23,9 +23,9 @@ const (
 	// nodes it is longer, by the square of their number in crowds, since every
 	// node answers every question of every other, and all hear all answers.
 	browseFor = 10 * time.Second
-	crowd     = 16
+	crowd     = 8
 	// longestBrowse bounds that: what nobody confirms has to go some day.
-	longestBrowse = 3 * time.Minute
+	longestBrowse = 10 * time.Minute
 	// sendAgain is how many browses pass between looks at whether sending works.
 	sendAgain = 3
 	// lookEvery is how often the interfaces are listed without being told to.
@@ -50,7 +50,7 @@ var askAt = []time.Duration{
 // askAmong is how often a new interface is asked among so many nodes: they have
 // answered by then, and who starts later says so unasked.
 func askAmong(nodes int) int {
-	if nodes < crowd/2 {
+	if nodes < crowd {
 		return len(askAt)
 	}
 	return 3
@@ -230,7 +230,7 @@ func (f *Finder) Run(ctx context.Context) error {
 	if len(f.statics) > 0 {
 		background.Go(func() { f.resolve(ctx) })
 	}
-	m := &mdns{self: f.o.Self, found: f.heard, log: f.o.Log}
+	m := &mdns{self: f.o.Self, found: f.heard, log: f.o.Log, spent: make(chan struct{}, 1)}
 	defer m.close()
 
 	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
@@ -271,6 +271,9 @@ func (f *Finder) Run(ctx context.Context) error {
 			anew()
 		case <-f.announce:
 			m.announce(f.announcement())
+		case <-m.spent:
+			// So many entries are a flood: it is not listened to for a while.
+			browse.Reset(browseFor)
 		case <-browse.C:
 			m.browse(ctx, nil)
 			browse.Reset(f.browseFor())

@@ -49,7 +49,9 @@ type mdns struct {
 
 	// browses are that of the cables (true) and that of the rest: a cable that
 	// comes is no reason to ask the whole LAN again.
-	browses  map[bool]browse
+	browses map[bool]browse
+	// spent gets a value when a browse has had as many entries as it may.
+	spent    chan struct{}
 	browsers sync.WaitGroup
 	server   *zeroconf.Server
 	servers  sync.WaitGroup // those being shut down
@@ -116,6 +118,7 @@ func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.Cance
 			for e := range entries {
 				if n++; n == maxEntries {
 					cancel()
+					signal(m.spent)
 				}
 				if n > maxEntries || e == nil {
 					continue
