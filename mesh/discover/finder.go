@@ -23,9 +23,9 @@ const (
 	// nodes it is longer, by the square of their number in crowds, since every
 	// node answers every question of every other, and all hear all answers.
 	browseFor = 10 * time.Second
-	crowd     = 16
+	crowd     = 8
 	// longestBrowse bounds that: what nobody confirms has to go some day.
-	longestBrowse = 3 * time.Minute
+	longestBrowse = 10 * time.Minute
 	// sendAgain is how many browses pass between looks at whether sending works.
 	sendAgain = 3
 	// lookEvery is how often the interfaces are listed without being told to.
@@ -53,7 +53,7 @@ var askAt = []time.Duration{
 // askAmong is how often a new interface is asked among so many nodes: they have
 // answered by then, and who starts later says so unasked.
 func askAmong(nodes int) int {
-	if nodes < crowd/2 {
+	if nodes < crowd {
 		return len(askAt)
 	}
 	return 3

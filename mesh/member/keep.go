@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/schema"
 	"tbcluster/mesh/identity"
 )
 
@@ -72,15 +72,13 @@ func (m *Manager) load() (kept, error) {
 	if err != nil {
 		return k, fault.New(fault.FileIO, "read what was known of the nodes", err, "give the agent the right to read it").At(m.path)
 	}
+	if err := schema.Check(data, keptSchema, m.path); err != nil {
+		return k, err
+	}
 	if err := json.Unmarshal(data, &k); err != nil {
 		// It is a memory, not a record: the nodes say it all again.
 		m.o.Log.Warn("what was known of the nodes cannot be read and is begun anew", "file", m.path, "error", err)
 		return kept{}, nil
-	}
-	if k.Schema > keptSchema {
-		f := fault.Newf(fault.StateTooNew, "install that version again, or a newer one", "read what was known of the nodes").At(m.path)
-		f.Why = fmt.Sprintf("it was written by a newer tbcluster (schema %d, this one knows %d)", k.Schema, keptSchema)
-		return k, f
 	}
 	return k, nil
 }

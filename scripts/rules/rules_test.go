@@ -61,6 +61,8 @@ var testImports = map[string][]string{
 	"instance/supervise": {"engine/llamacpp"},
 	// A root half is attacked by an agent that is a test.
 	"e2e": {"agent", "mesh/identity"},
+	// What a crash leaves is seen on a real machine alone.
+	"agent/root": {"linux"},
 }
 
 // pkg is what `go list -json` tells of a package.
