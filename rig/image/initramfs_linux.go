@@ -130,8 +130,13 @@ func (s *Store) kernelTree(ctx context.Context, t *Tools, k Kernel) (kernelTree,
 		return kernelTree{}, fault.New(fault.FileIO, "find the kernel "+string(k), err, "remove that directory: it is built anew").At(t.root)
 	}
 	release := strings.TrimSpace(string(b))
+	// Kernels of newer packages come with their modules.
+	image := filepath.Join(t.root, "usr/lib/modules", release, "vmlinuz")
+	if old := filepath.Join(t.root, "boot", "vmlinuz-"+release); !isFile(image) && isFile(old) {
+		image = old
+	}
 	return kernelTree{
-		release: release, image: filepath.Join(t.root, "boot", "vmlinuz-"+release), modules: filepath.Join(t.root, "usr"),
+		release: release, image: image, modules: filepath.Join(t.root, "usr"),
 		headers: "/usr/src/linux-headers-" + release,
 	}, nil
 }

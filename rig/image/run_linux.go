@@ -17,12 +17,7 @@ import (
 // fails, the error has the end of what it said.
 func run(ctx context.Context, cmd *exec.Cmd) (string, error) {
 	var out, errs bytes.Buffer
-	cmd.Stdout = &out
-	cmd.Stderr = &errs
-	return out.String(), start(ctx, cmd, &out, &errs)
-}
-
-func start(ctx context.Context, cmd *exec.Cmd, out, errs *bytes.Buffer) error {
+	cmd.Stdout, cmd.Stderr = &out, &errs
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -32,11 +27,11 @@ func start(ctx context.Context, cmd *exec.Cmd, out, errs *bytes.Buffer) error {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return out.String(), context.Cause(ctx)
 		}
-		return &commandError{args: cmd.Args, err: err, said: lastLines(errs.String(), out.String())}
+		return out.String(), &commandError{args: cmd.Args, err: err, said: lastLines(errs.String(), out.String())}
 	}
-	return nil
+	return out.String(), nil
 }
 
 // commandError is a program that failed, with what it said.

@@ -144,6 +144,11 @@ func isDir(dir string) bool {
 	return err == nil && st.IsDir()
 }
 
+func isFile(name string) bool {
+	st, err := os.Stat(name)
+	return err == nil && st.Mode().IsRegular()
+}
+
 // lock takes the lock of a part. It is the kernel's: it ends with the process
 // that holds it, however that ends.
 func (s *Store) lock(ctx context.Context, p part) (unlock func(), err error) {
