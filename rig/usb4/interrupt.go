@@ -8,10 +8,12 @@ import (
 )
 
 // Interrupts of the host interface. A ring that has completed something sets
-// its bit of the status; if the bit was clear and the ring's interrupt is
-// enabled, its vector is sent. A bit that is set already has been sent for and
-// not been cleared yet: so interrupts come together while the guest is busy.
-// Each vector can be throttled: no two closer than its interval.
+// its bit of the status and, if its interrupt is enabled, has its vector sent:
+// once for everything that was completed in one piece of work. A bit that is
+// set already is no reason not to send: the driver clears it by a posted write
+// (nhi.c, ring_clear_msix), and what is completed before that write arrives
+// would never be seen. Each vector can be throttled: no two closer than its
+// interval.
 
 // gate is what a vector passes through.
 type gate struct {
@@ -80,7 +82,6 @@ func (h *Host) warm() {
 func (h *Host) enable(set uint64) {
 	set &= 1<<(2*len(h.tx)) - 1
 	if again := set &^ h.enabled & h.notify; again != 0 {
-		h.notify &^= again
 		h.raised |= again
 		h.warm()
 	}
@@ -92,11 +93,11 @@ func (h *Host) interrupt() uint32 {
 	h.hot = false
 	vectors := h.late
 	h.late = 0
-	fresh := h.raised &^ h.notify
 	h.notify |= h.raised
+	send := h.raised & h.enabled
 	h.raised = 0
-	for fresh &= h.enabled; fresh != 0; fresh &= fresh - 1 {
-		i := bits.TrailingZeros64(fresh)
+	for ; send != 0; send &= send - 1 {
+		i := bits.TrailingZeros64(send)
 		if i < len(h.tx) {
 			h.tx[i].counters.Interrupts++
 		} else {

@@ -184,8 +184,8 @@ func (p *Port) showDown() {
 
 // reset is that of the whole router.
 func (p *Port) reset(now time.Duration) {
-	p.down()
 	p.forget()
+	p.down()
 	p.resetting = false
 	if p.cable != nil {
 		p.train(now)
@@ -245,8 +245,8 @@ func (p *Port) portWritten(was, now uint32) {
 	if was&portReset == 0 && now&portReset != 0 {
 		p.host.fabric.note(p.host, p, "downstream port reset")
 		p.resetting = true
-		p.down()
 		p.forget() // the driver that resets a port knows that nothing is there
+		p.down()
 	}
 	if was&portReset != 0 && now&portReset == 0 {
 		p.resetting = false

@@ -69,6 +69,7 @@ func newRouter(h *Host) router {
 	}
 	n := len(r.adapters) - 1
 	r.adapters[n] = newAdapter(r.host, n, h.options.Hops)
+	r.adapters[n].reset()
 	r.resetConfig()
 	return r
 }

@@ -30,10 +30,10 @@ type TraceFilter struct {
 // Trace writes what happens in a fabric to a writer, a line for each thing, in
 // the order in which it happens:
 //
-//	    0.104210 a    > READ route 0 router 0+1 seq 0
-//	    0.104215 a    < READ route 0 router 0+1 seq 0: IDs 40011d6b
-//	    2.310034 a    > XDOMAIN request route 1: properties request, sequence 0, offset 0
-//	    3.001200 a.0  = tx1 hop 8 4096 bytes sof 1 eof 2 to b.0 rx1
+//	0.104210 a    > READ route 0 router 0+1 seq 0
+//	0.104215 a    < READ route 0 router 0+1 seq 0: IDs 40011d6b
+//	2.310034 a    > XDOMAIN request route 1: properties request, sequence 0, offset 0
+//	3.001200 a.0  = tx1 hop 8 4096 bytes sof 1 eof 2 to b.0 rx1
 //
 // Columns: seconds since the fabric was made; host or host.port; ">" from the
 // driver, "<" to the driver, "=" frames and the state of things.
