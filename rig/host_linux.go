@@ -52,15 +52,15 @@ func (h *Host) start(ctx context.Context, i *images) error {
 	}
 	if h.spec.Disk > 0 {
 		disk := filepath.Join(h.rig.dir, h.spec.Name+".qcow2")
-		if err := i.tools.CreateDisk(ctx, disk, int64(h.spec.Disk)<<20); err != nil {
-			return err
+		if out, err := i.tools.Command(ctx, "/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", disk, fmt.Sprintf("%dM", h.spec.Disk)).CombinedOutput(); err != nil {
+			return fault.New(fault.LabFailed, "make a disk for host "+h.Name(), fmt.Errorf("%w: %s", err, out), "").At(disk)
 		}
 		o.Disks = []string{disk}
 	}
 	if h.rig.lan != nil {
-		wire, err := h.rig.lan.Plug()
+		wire, err := h.rig.lan.plug()
 		if err != nil {
-			return fault.New(fault.LabFailed, "plug host "+h.Name()+" into the LAN", err, "")
+			return err
 		}
 		o.NICs = []guest.NIC{{MAC: fmt.Sprintf("52:54:00:77:00:%02x", h.index+1), Wire: wire}}
 	}

@@ -1,11 +1,15 @@
 package rig
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 func TestFirst(t *testing.T) {
-	r := Start(t, Pair())
+	f, _ := os.Create("/tmp/trace.txt")
+	r := StartWith(t, Pair(), Options{Trace: f})
 	r.Settled(t)
-	t.Log(r.Describe())
 	tr, err := r.Cable("a.0").Traffic(t.Context(), 1, 4<<20)
 	t.Log(tr, err)
+	t.Log(r.Describe())
 }

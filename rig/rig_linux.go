@@ -47,7 +47,7 @@ type Rig struct {
 	temporary bool
 	fabric    *usb4.Fabric
 	trace     *usb4.Trace
-	lan       *guest.Switch
+	lan       *lan
 	hosts     []*Host
 	cables    []*Cable
 	cancel    context.CancelFunc // of everything that serves
@@ -94,9 +94,7 @@ func (r *Rig) up(ctx context.Context) error {
 		return err
 	}
 	if r.topology.LAN {
-		if r.lan, err = guest.NewSwitch(); err != nil {
-			return err
-		}
+		r.lan = newLAN()
 	}
 	together := r.options.Together
 	if together <= 0 {
@@ -402,7 +400,7 @@ func (r *Rig) Close() error {
 		err = errors.Join(err, r.fabric.Close())
 	}
 	if r.lan != nil {
-		err = errors.Join(err, r.lan.Close())
+		err = errors.Join(err, r.lan.close())
 	}
 	if r.temporary {
 		err = errors.Join(err, os.RemoveAll(r.dir))
