@@ -18,7 +18,7 @@ func TestTry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	boot, err := s.Boot(ctx, image.Backport)
+	boot, err := s.Boot(ctx, image.Stable)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ var toolPackages = []string{
 	"qemu-system-x86", "qemu-utils", "e2fsprogs",
 	// Compilers for modules and kernels.
 	"gcc", "make", "libelf1t64", "xz-utils", "zstd", "kmod",
-	"flex", "bison", "bc", "libelf-dev", "libssl-dev", "libdw1t64",
+	"libc6-dev", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "libdw1t64", "pahole",
 	// What guests run.
 	"busybox-static", "iproute2", "iputils-ping", "ethtool", "iperf3", "nftables", "tcpdump",
 	"rdma-core", "ibverbs-utils", "perftest", "pciutils",
@@ -52,7 +52,7 @@ func (s *Store) Tools(ctx context.Context) (*Tools, error) {
 	p := part{
 		name:   "tools",
 		about:  "Debian 13 with QEMU, kernels and compilers; a minute or two, 0.9 GB",
-		recipe: append(append([]string{"1", suite, backports, pin}, toolPackages...), append(leftOut, kernelRecipe()...)...),
+		recipe: append(append([]string{"2", suite, backports, pin}, toolPackages...), append(leftOut, kernelRecipe()...)...),
 		need:   2 << 30,
 		build:  s.buildTools,
 	}
@@ -179,14 +179,4 @@ func (t *Tools) Chroot(ctx context.Context, dir, program string, args ...string)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "HOME=/root"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: t.root}
 	return cmd
-}
-
-// workspace makes a directory inside the chroot for a build; it returns its
-// name there and on the machine.
-func (t *Tools) workspace() (inside, outside string, err error) {
-	outside, err = os.MkdirTemp(filepath.Join(t.root, "tmp"), "rig-")
-	if err != nil {
-		return "", "", fault.New(fault.FileIO, "make a directory", err, "").At(t.root)
-	}
-	return strings.TrimPrefix(outside, t.root), outside, nil
 }

@@ -13,7 +13,7 @@ import (
 
 // maxRegions bounds the pieces of guest memory that one client may map. With a
 // virtual IOMMU each page that the guest maps is one; VFIO itself allows 65535
-// (dma_entry_limit).
+// (dma_entry_limit), and QEMU refuses a server that says more.
 const maxRegions = 1<<16 - 1
 
 // Memory is the memory of a guest as its device sees it, by the addresses that
