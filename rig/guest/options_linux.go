@@ -162,7 +162,7 @@ func (o *Options) arguments(initrd string, now time.Time) []string {
 		line = append(line, "rig.modules="+strings.Join(o.Modules, ","))
 	}
 	if o.System {
-		line = append(line, "rig.root=/dev/vda")
+		line = append(line, "rig.root=/dev/vda", "systemd.hostname="+o.Name, "systemd.getty_auto=no")
 	}
 	args := []string{
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35,memory-backend=mem",
