@@ -463,9 +463,7 @@ func slowConnections(c *cluster, _ string) {
 	before := c.resident("alpha")
 	out, ended := c.elsewhere("lan", "TestHolder", "TBCLUSTER_HOLD="+at.String())
 	out.says(c.t, "holding", ended)
-	for range 5 {
-		c.run("beta", "tbcluster", "ping", "alpha")
-	}
+	c.run("beta", "tbcluster", "ping", "alpha") // connections of its own, one for each way
 	c.run("beta", "sh", "-c", "echo x > /tmp/during; tbcluster cp /tmp/during alpha:/tmp/during")
 	bundle := c.run("alpha", "tbcluster", "pair", "--client", "during", "-O", "-")
 	if !strings.Contains(bundle, "PRIVATE KEY") {
@@ -569,7 +567,7 @@ func revokedNode(c *cluster, model string) {
 		c.until(n, "two nodes", func(s *v1.ClusterState) bool { return len(s.Nodes) == 2 })
 	}
 	for _, argv := range [][]string{
-		{"ping", "alpha"}, {"cp", "/etc/hostname", "alpha:/tmp/after"}, {"cp", "alpha:models/" + model + ".gguf", "."}, {"place", model, "--node", "alpha"},
+		{"cp", "/etc/hostname", "alpha:/tmp/after"}, {"cp", "alpha:models/" + model + ".gguf", "."}, {"place", model, "--node", "alpha"},
 	} {
 		if out, err := c.tryRun("gamma", append([]string{"tbcluster"}, argv...)...); err == nil {
 			c.t.Errorf("a node that was put out may %v:\n%s", argv, out)
