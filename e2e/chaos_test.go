@@ -57,7 +57,7 @@ func TestChaos(t *testing.T) {
 // cluster without models.
 func TestAFewStepsOfChaos(t *testing.T) {
 	t.Parallel()
-	m := newChaos(t, 7)
+	m := newChaos(t, 460)
 	for range lookEvery {
 		m.step()
 	}
@@ -350,8 +350,8 @@ func (m *chaos) end() {
 	m.noEngines()
 	for _, n := range m.names {
 		m.asBefore(n)
-		if out, _ := m.tryRun(n, "pidof", "tbcluster"); strings.TrimSpace(out) != "" {
-			m.t.Errorf("%s: still running: %s", n, out)
+		if left := m.processes(n, "tbcluster agent", "tbcluster worker"); len(left) > 0 {
+			m.t.Errorf("%s: still running: %v", n, left)
 		}
 	}
 }
