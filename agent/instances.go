@@ -37,6 +37,13 @@ func Adapters(dirs []string) []spec.Adapter {
 
 // askerUser is an asker as other nodes are told of him.
 func (a *Agent) askerUser(who host.Asker) *peerv1.User {
+	u, ok, err := a.clientUser(context.Background(), who)
+	switch {
+	case err != nil:
+		a.log.Warn("look up as whom a client acts", "client", who.Name, "error", err)
+	case ok:
+		return &peerv1.User{Uid: u.UID, Name: u.Name}
+	}
 	return &peerv1.User{Uid: who.UID, Name: who.Name}
 }
 

@@ -350,6 +350,9 @@ func (a *Agent) noteMet(views []member.NodeView) {
 		if v.State != member.Up {
 			continue
 		}
+		if a.adjacent(v.Via) {
+			a.finder.Reached(v.ID)
+		}
 		for _, w := range a.channel.Ways(v.ID) {
 			// Where the other side made the connection its port is another.
 			if w.Kind == channel.LAN && strings.HasSuffix(v.Via, w.Addr.String()) {
@@ -357,6 +360,34 @@ func (a *Agent) noteMet(views []member.NodeView) {
 			}
 		}
 	}
+}
+
+// adjacent reports whether a connection ("interface address:port") goes to a
+// machine on a network of this one, without a router between.
+func (a *Agent) adjacent(via string) bool {
+	_, addr, ok := strings.Cut(via, " ")
+	if !ok {
+		addr = via
+	}
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return false
+	}
+	far := at.Addr().Unmap().WithZone("")
+	if far.IsLinkLocalUnicast() {
+		return true
+	}
+	for _, i := range a.facts.Load().net.Interfaces {
+		if i.Loopback || !i.Up {
+			continue
+		}
+		for _, p := range i.Addresses {
+			if p.Contains(far) && !p.IsSingleIP() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // meetEvery is how often peers of the configuration are tried that nobody has

@@ -46,6 +46,9 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 	if g := a.gatewayAddr.Load(); g != nil {
 		n.GatewayAddress = *g
 	}
+	if m := a.metricsAddr.Load(); m != nil {
+		n.MetricsAddress = *m
+	}
 	if b, err := a.ranks.local.Budget(ctx); err != nil {
 		a.log.Warn("tell what engines may take", "error", err)
 	} else {
@@ -227,6 +230,7 @@ func (a *Agent) post(views []member.NodeView, known map[string]nodeSections) {
 	a.collect(s, known, lost)
 	order(s)
 	if a.board.post(s) {
+		a.metrics.Observe(s)
 		a.ranks.stateChanged(s)
 	}
 }

@@ -16,6 +16,12 @@ type Host interface {
 	Thunderbolt(ctx context.Context) (Thunderbolt, error)
 	// Network lists interfaces, addresses and routes.
 	Network(ctx context.Context) (Network, error)
+	// Diagnose tells what else may be wrong with the machine.
+	Diagnose(ctx context.Context, q Query) (Diagnosis, error)
+	// Firewalls lists what may drop what other machines send to this one, our
+	// own packet filter left out. On Linux it needs root: its error wraps
+	// ErrPermission else.
+	Firewalls(ctx context.Context) ([]Firewall, error)
 	// Watch sends a value soon after something that Thunderbolt or Network
 	// report may have changed, and every few seconds in any case (sysfs tells
 	// nobody of its changes). It coalesces; the channel has room for one. It is
@@ -139,6 +145,8 @@ type Route struct {
 	Interface   string
 	Table       int
 	Metric      int
+	// DHCP is set where a lease brought it.
+	DHCP bool
 }
 
 // Interface returns the interface of that name.

@@ -203,6 +203,7 @@ func (k *keeper) setupOf(n *node) (*setup, error) {
 		"sysfs_root":   sysInside,
 		"memory_bytes": o.Memory,
 		"engine_dirs":  []string{enginesInside},
+		"root_work":    "yes", // nodes have no other person
 	}
 	for key, v := range o.Config {
 		config[key] = v

@@ -163,7 +163,7 @@ func routes(byIndex map[int]link) ([]host.Route, error) {
 		if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
 			continue
 		}
-		one := host.Route{Table: r.Table, Metric: r.Priority, Interface: byIndex[r.LinkIndex].nameOrNone()}
+		one := host.Route{Table: r.Table, Metric: r.Priority, DHCP: r.Protocol == unix.RTPROT_DHCP, Interface: byIndex[r.LinkIndex].nameOrNone()}
 		one.Destination = destination(r)
 		one.Source, _ = addrOf(r.Src)
 		one.Gateway = gateway(r.Gw, r.Via)

@@ -39,7 +39,7 @@ func (channelCredentials) ClientHandshake(_ context.Context, _ string, raw net.C
 
 func (channelCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, ok := raw.(*Conn)
-	if !ok || conn.unpaired {
+	if !ok || conn.unpaired || conn.client != nil {
 		_ = raw.Close() // it is nobody's
 		return nil, nil, fmt.Errorf("a %T is no connection to a paired node", raw)
 	}
@@ -80,7 +80,7 @@ func ServerOptions() []grpc.ServerOption {
 // PeerFromContext returns the node that called, within a gRPC handler.
 func PeerFromContext(ctx context.Context) (identity.NodeID, bool) {
 	conn, ok := ConnFromContext(ctx)
-	if !ok {
+	if !ok || conn.client != nil {
 		return "", false
 	}
 	return conn.Peer(), true

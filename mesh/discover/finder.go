@@ -34,6 +34,9 @@ const (
 	resolveEvery = time.Minute
 	// saveEvery is how often the memory of addresses is written at most.
 	saveEvery = 5 * time.Second
+	// fullAgain is how soon after it began a browse that has heard too much is
+	// begun anew: a flood costs one browse a second, and hides nobody for longer.
+	fullAgain = time.Second
 	// goneAfter browses and a half without a word a node's mDNS addresses are no
 	// more.
 	goneAfter = 3
@@ -68,8 +71,11 @@ type Options struct {
 	Interfaces func() ([]Interface, error)
 	// Known says whether a node is in the cluster: strangers never displace it.
 	Known func(identity.NodeID) bool
-	Clock host.Clock   // nil is the system's
-	Log   *slog.Logger // nil discards
+	// Invites says whether a node can have an open code of that public number; nil
+	// takes every word for it. Strangers with one are displaced last.
+	Invites func(identity.NodeID, string) bool
+	Clock   host.Clock   // nil is the system's
+	Log     *slog.Logger // nil discards
 }
 
 // Announcement is what this node says of itself.
@@ -78,15 +84,6 @@ type Announcement struct {
 	OS   string
 	Port uint16
 	Pair string // public number of an open code, or ""
-}
-
-// Trouble is why multicast does not work on an interface.
-type Trouble struct {
-	Interface string
-	Err       error
-	// Blocked is set where the system refuses multicast although the interface
-	// has an address (macOS: Local Network permission; Linux: a packet filter).
-	Blocked bool
 }
 
 // Finder finds nodes nearby. Its methods may be called at once from several
@@ -124,7 +121,7 @@ func New(o Options) (*Finder, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	f := &Finder{
-		o: o, table: table{self: o.Self, known: o.Known, nodes: map[identity.NodeID]*found{}},
+		o: o, table: table{self: o.Self, known: o.Known, invites: o.Invites, nodes: map[identity.NodeID]*found{}},
 		subscribers: map[int]chan struct{}{},
 		rescan:      make(chan struct{}, 1), announce: make(chan struct{}, 1),
 	}
@@ -153,6 +150,23 @@ func (f *Finder) Announce(a Announcement) {
 	if changed {
 		signal(f.announce)
 	}
+}
+
+// Reached notes that a node is in reach on an own network now, without a router
+// between: what it announces should be heard.
+func (f *Finder) Reached(node identity.NodeID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.table.reached(node, f.o.Clock.Now())
+}
+
+// Unheard returns nodes that are in reach and whose announcements have not been
+// heard for longer than that can be chance, sorted: somebody on the way loses
+// multicast, or keeps one of both from it.
+func (f *Finder) Unheard() []identity.NodeID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table.unheard(f.o.Clock.Now())
 }
 
 // Rescan looks at the interfaces now, and asks and announces anew if they changed.
@@ -230,7 +244,7 @@ func (f *Finder) Run(ctx context.Context) error {
 	if len(f.statics) > 0 {
 		background.Go(func() { f.resolve(ctx) })
 	}
-	m := &mdns{self: f.o.Self, found: f.heard, log: f.o.Log, spent: make(chan struct{}, 1)}
+	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
 
 	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
@@ -271,15 +285,14 @@ func (f *Finder) Run(ctx context.Context) error {
 			anew()
 		case <-f.announce:
 			m.announce(f.announcement())
-		case <-m.spent:
-			// So many entries are a flood: it is not listened to for a while.
-			browse.Reset(browseFor)
 		case <-browse.C:
 			m.browse(ctx, nil)
 			browse.Reset(f.browseFor())
 			if browses++; browses%sendAgain == 0 {
 				f.trouble(nil, m.ask(nil))
 			}
+		case <-m.full:
+			browse.Reset(max(0, fullAgain-time.Since(m.browsedAt)))
 		case <-ask.C:
 			f.trouble(asking, m.ask(asking))
 			if asked++; asked < f.askAmong() {
@@ -384,7 +397,7 @@ func (f *Finder) trouble(asked map[string]bool, now []Trouble) {
 	}
 	slices.SortFunc(now, func(a, b Trouble) int { return strings.Compare(a.Interface, b.Interface) })
 	same := slices.EqualFunc(now, f.troubles, func(a, b Trouble) bool {
-		return a.Interface == b.Interface && a.Blocked == b.Blocked
+		return a.Interface == b.Interface && a.Cause == b.Cause
 	})
 	f.troubles = now
 	if !same {

@@ -9,9 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/grandcat/zeroconf"
@@ -42,6 +42,7 @@ const (
 type mdns struct {
 	self       identity.NodeID
 	found      func(said)
+	full       chan struct{} // a browse has heard maxEntries names
 	log        *slog.Logger
 	interfaces []net.Interface
 	addresses  map[string][]netip.Prefix // by interface
@@ -49,13 +50,12 @@ type mdns struct {
 
 	// browses are that of the cables (true) and that of the rest: a cable that
 	// comes is no reason to ask the whole LAN again.
-	browses map[bool]browse
-	// spent gets a value when a browse has had as many entries as it may.
-	spent    chan struct{}
-	browsers sync.WaitGroup
-	server   *zeroconf.Server
-	servers  sync.WaitGroup // those being shut down
-	spoken   bool
+	browses   map[bool]browse
+	browsers  sync.WaitGroup
+	browsedAt time.Time
+	server    *zeroconf.Server
+	servers   sync.WaitGroup // those being shut down
+	spoken    bool
 }
 
 // browse is one that goes on.
@@ -70,6 +70,7 @@ func (m *mdns) browse(ctx context.Context, changed map[string]bool) {
 	if m.browses == nil {
 		m.browses = map[bool]browse{}
 	}
+	m.browsedAt = time.Now()
 	for _, cables := range []bool{false, true} {
 		var list []net.Interface
 		on := map[string]bool{}
@@ -118,7 +119,7 @@ func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.Cance
 			for e := range entries {
 				if n++; n == maxEntries {
 					cancel()
-					signal(m.spent)
+					signal(m.full)
 				}
 				if n > maxEntries || e == nil {
 					continue
@@ -257,8 +258,7 @@ func (m *mdns) speak(on map[string]bool, of func(addrs []netip.Prefix) *dns.Msg)
 		}
 		if failed {
 			err := errors.Join(errs...)
-			blocked := errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)
-			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Blocked: blocked})
+			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Cause: causeOf(runtime.GOOS, err)})
 		}
 	}
 	return troubles
