@@ -388,7 +388,7 @@ func (s *nodeServer) Shutdown(ctx context.Context, q *v1.ShutdownRequest) (*v1.S
 			names = append(names, "transfer "+t.Id)
 		}
 		return nil, fault.Newf(fault.StillRunning, "`tbcluster down --stop` stops them first, `--leave` leaves them running",
-			"still running: %s", strings.Join(names, ", ")).With("running", strings.Join(names, ","))
+			"something is still running: %s", strings.Join(names, ", ")).With("running", strings.Join(names, ","))
 	}
 	out := &v1.ShutdownResponse{}
 	if q.Mode == v1.ShutdownMode_SHUTDOWN_MODE_STOP {
