@@ -42,7 +42,9 @@ type Options struct {
 	Version string
 	// Privileged says that there is a root half with rights over the machine.
 	Privileged bool
-	Log        *slog.Logger
+	// RootPID is the process of the root half; 0 where it is not known.
+	RootPID int
+	Log     *slog.Logger
 	// LogFile is where Log writes, for NodeService.Logs; "" where it is nowhere.
 	LogFile string
 }
@@ -158,12 +160,10 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		return nil, err
 	}
 	a.tracker = link.NewTracker(link.Config{Self: string(key.ID()), Dialer: a, Acked: acked, History: history, Log: a.log.With("part", "link"), Changed: a.poke})
-	block, err := netip.ParsePrefix(opt.Config.AddressBlock)
-	if err != nil {
-		return nil, err
-	}
+	blocks := opt.Config.Blocks() // config.Load has checked them
 	if a.address, err = address.New(address.Config{
-		Self: string(key.ID()), Block: block, StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
+		Self: string(key.ID()), Block: blocks[0], Spares: blocks[1:], StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
+		MTU: opt.Config.MTU, Forward: opt.Config.Forward && a.facts.Load().machine.OS == "linux",
 		InUse: a.addressInUse, Log: a.log.With("part", "address"), Changed: a.poke,
 	}); err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -16,7 +17,6 @@ import (
 	v1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/doctor"
 	"tbcluster/host"
-	"tbcluster/mesh/discover"
 )
 
 // doctorEvery is how often a node looks for what is wrong with it unasked;
@@ -178,13 +178,31 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 			}
 		}
 	}
-	if i := slices.IndexFunc(a.finder.Troubles(), func(t discover.Trouble) bool { return t.Blocked }); i >= 0 {
-		t := a.finder.Troubles()[i]
-		d.Multicast = t.Interface + ": " + t.Err.Error()
-	}
+	d.Multicast = a.multicast()
 	d.Heard = a.heard(d.Now, d.Nodes)
 	a.diagnose(ctx, &d)
 	return d
+}
+
+// multicast says why nodes do not find each other by themselves; "" if they do.
+func (a *Agent) multicast() string {
+	var out []string
+	for _, t := range a.finder.Troubles() {
+		if t.Blocked() {
+			out = append(out, t.String())
+		}
+	}
+	var names []string
+	for _, id := range a.finder.Unheard() {
+		if _, ok := a.store.Member(id); ok {
+			names = append(names, a.nameOf(id))
+		}
+	}
+	if len(names) > 0 {
+		out = append(out, "nothing is heard of what "+strings.Join(names, ", ")+" announces, though it is on the same network and answers: "+
+			"multicast is blocked here or there, or lost on the way")
+	}
+	return strings.Join(out, "; ")
 }
 
 // doctorServer looks for what is wrong.

@@ -65,7 +65,7 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 func (a *Agent) publish(ctx context.Context, known map[string]nodeSections) {
 	var s nodeSections
 	s.node = a.ownNode(ctx)
-	s.links = &peerv1.LinksSection{Links: a.settle(a.tracker.Reports()), Claims: a.address.Claims()}
+	s.links = &peerv1.LinksSection{Links: a.settle(a.tracker.Reports()), Claims: a.address.Claims(), Forwards: a.address.Forwards()}
 	s.models = &peerv1.ModelsSection{Models: a.models.own(), Specs: a.models.specs()}
 	s.instances = &peerv1.InstancesSection{Instances: a.ranks.views()}
 	s.transfers = &peerv1.TransfersSection{Transfers: a.moves.views()}

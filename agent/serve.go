@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -81,11 +82,16 @@ func (a *Agent) newGateway() *gateway.Gateway {
 // a node that may not place may not have models answer either.
 func (a *Agent) servePeerGateway(ctx context.Context, c *channel.Conn) {
 	m, ok := a.store.Member(c.Peer())
-	if !ok || m.Revoked || m.Role < identity.Operator {
-		a.log.Info("refused the gateway of another node", "node", a.nameOf(c.Peer()), "role", roleName(roles[m.Role]))
-		return
+	if !ok || m.Revoked {
+		return // its connection is being closed
 	}
-	if err := a.gateway.ServeConn(ctx, c, a.gateway.PeerHandler()); err != nil {
+	h := a.gateway.PeerHandler()
+	if m.Role < identity.Operator {
+		a.log.Info("refused the gateway of another node", "node", m.Name, "role", m.Role)
+		h = gateway.RefusePeer(fmt.Sprintf("%s has the role %s and may only look: models on %s answer nodes that are operator or admin; "+
+			"an admin can revoke it (tbcluster pair --revoke %s) and let it in again with another role", m.Name, m.Role, a.name(), m.Name))
+	}
+	if err := a.gateway.ServeConn(ctx, c, h); err != nil {
 		a.log.Debug("the gateway of another node", "node", a.nameOf(c.Peer()), "error", err)
 	}
 }
@@ -422,8 +428,8 @@ func (s *nodeServer) Shutdown(ctx context.Context, q *v1.ShutdownRequest) (*v1.S
 		out.Undone = append(out.Undone, "left the addresses, which running instances use")
 	}
 	out.Pids = []uint32{uint32(os.Getpid())}
-	if a.opt.Privileged {
-		out.Pids = append(out.Pids, uint32(os.Getppid()))
+	if a.opt.RootPID > 0 {
+		out.Pids = append(out.Pids, uint32(a.opt.RootPID))
 	}
 	// The answer goes out before the end comes.
 	time.AfterFunc(100*time.Millisecond, func() {

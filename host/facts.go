@@ -130,6 +130,9 @@ type Interface struct {
 	// ManagedBy names a manager that would fight over the interface
 	// ("NetworkManager", "systemd-networkd"); "" if none or told to leave it.
 	ManagedBy string
+	// Forwarding is set where what arrives by it is passed on (IPv4); it is
+	// looked up for cables.
+	Forwarding bool
 	// Counters since the interface appeared.
 	RxBytes, TxBytes, RxErrors, TxErrors, RxDropped, TxDropped uint64
 }

@@ -103,6 +103,11 @@ func (m *machine) Network(context.Context) (host.Network, error) {
 		_, cable := cables[l.Name]
 		i := interfaceOf(l)
 		i.Cable = cable
+		if cable {
+			if i.Forwarding, err = m.forwards(i.Name); err != nil {
+				return host.Network{}, fmt.Errorf("whether %s passes packets on: %w", i.Name, err)
+			}
+		}
 		if master, ok := byIndex[l.MasterIndex]; ok && master.kind == "bridge" {
 			i.Bridge = master.Name
 		}

@@ -190,6 +190,7 @@ makes three virtual ones.`,
 		newLabInitCommand(g),
 		newVersionCommand(g),
 		newCompletionCommand(g),
+		newManCommand(g),
 	)
 	return root
 }

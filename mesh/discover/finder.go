@@ -31,6 +31,9 @@ const (
 	resolveEvery = time.Minute
 	// saveEvery is how often the memory of addresses is written at most.
 	saveEvery = 5 * time.Second
+	// fullAgain is how soon after it began a browse that has heard too much is
+	// begun anew: a flood costs one browse a second, and hides nobody for longer.
+	fullAgain = time.Second
 	// goneAfter browses and a half without a word a node's mDNS addresses are no
 	// more.
 	goneAfter = 3
@@ -66,15 +69,6 @@ type Announcement struct {
 	OS   string
 	Port uint16
 	Pair string // public number of an open code, or ""
-}
-
-// Trouble is why multicast does not work on an interface.
-type Trouble struct {
-	Interface string
-	Err       error
-	// Blocked is set where the system refuses multicast although the interface
-	// has an address (macOS: Local Network permission; Linux: a packet filter).
-	Blocked bool
 }
 
 // Finder finds nodes nearby. Its methods may be called at once from several
@@ -141,6 +135,23 @@ func (f *Finder) Announce(a Announcement) {
 	if changed {
 		signal(f.announce)
 	}
+}
+
+// Reached notes that a node is in reach on an own network now, without a router
+// between: what it announces should be heard.
+func (f *Finder) Reached(node identity.NodeID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.table.reached(node, f.o.Clock.Now())
+}
+
+// Unheard returns nodes that are in reach and whose announcements have not been
+// heard for longer than that can be chance, sorted: somebody on the way loses
+// multicast, or keeps one of both from it.
+func (f *Finder) Unheard() []identity.NodeID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table.unheard(f.o.Clock.Now())
 }
 
 // Rescan looks at the interfaces now, and asks and announces anew if they changed.
@@ -218,7 +229,7 @@ func (f *Finder) Run(ctx context.Context) error {
 	if len(f.statics) > 0 {
 		background.Go(func() { f.resolve(ctx) })
 	}
-	m := &mdns{self: f.o.Self, found: f.heard, log: f.o.Log}
+	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
 
 	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
@@ -262,6 +273,8 @@ func (f *Finder) Run(ctx context.Context) error {
 			if browses++; browses%sendAgain == 0 {
 				f.trouble(m.ask())
 			}
+		case <-m.full:
+			browse.Reset(max(0, fullAgain-time.Since(m.browsedAt)))
 		case <-ask.C:
 			f.trouble(m.ask())
 			if asked++; asked < len(askAt) {
@@ -342,7 +355,7 @@ func (f *Finder) trouble(now []Trouble) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	same := slices.EqualFunc(now, f.troubles, func(a, b Trouble) bool {
-		return a.Interface == b.Interface && a.Blocked == b.Blocked
+		return a.Interface == b.Interface && a.Cause == b.Cause
 	})
 	f.troubles = now
 	if !same {

@@ -9,9 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/grandcat/zeroconf"
@@ -42,11 +42,13 @@ const (
 type mdns struct {
 	self       identity.NodeID
 	found      func(said)
+	full       chan struct{} // a browse has heard maxEntries names
 	log        *slog.Logger
 	interfaces []net.Interface
 	addresses  map[string][]netip.Prefix // by interface
 
 	stopBrowse context.CancelFunc
+	browsedAt  time.Time
 	browsers   sync.WaitGroup
 	server     *zeroconf.Server
 	servers    sync.WaitGroup // those being shut down
@@ -59,6 +61,7 @@ func (m *mdns) browse(ctx context.Context) {
 		time.AfterFunc(overlap, old)
 		m.stopBrowse = nil
 	}
+	m.browsedAt = time.Now()
 	if len(m.interfaces) == 0 {
 		return // the library would take all there are
 	}
@@ -83,6 +86,7 @@ func (m *mdns) browse(ctx context.Context) {
 			for e := range entries {
 				if n++; n == maxEntries {
 					cancel()
+					signal(m.full)
 				}
 				if n > maxEntries || e == nil {
 					continue
@@ -215,8 +219,7 @@ func (m *mdns) speak(of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble
 		}
 		if failed {
 			err := errors.Join(errs...)
-			blocked := errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)
-			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Blocked: blocked})
+			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Cause: causeOf(runtime.GOOS, err)})
 		}
 	}
 	return troubles

@@ -1325,7 +1325,8 @@ func (*OpenResponse_Joined) isOpenResponse_Event() {}
 // PairingCode is a one-time code.
 type PairingCode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "N-XXXX-XXXX"; N is public and names the inviting node, the rest is secret.
+	// "NNNN-XXXX-XXXX": four digits that are public and follow from the inviting
+	// node's key, and eight secret characters (forty random bits).
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// When it ends.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`

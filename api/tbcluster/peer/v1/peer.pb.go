@@ -731,7 +731,9 @@ type LinksSection struct {
 	// Ends.
 	Links []*LinkReport `protobuf:"bytes,1,rep,name=links,proto3" json:"links,omitempty"`
 	// All addresses in use by or reserved for this node, with prefix length.
-	Claims        []*AddressClaim `protobuf:"bytes,2,rep,name=claims,proto3" json:"claims,omitempty"`
+	Claims []*AddressClaim `protobuf:"bytes,2,rep,name=claims,proto3" json:"claims,omitempty"`
+	// Whether this node passes packets on from one of its cables to another.
+	Forwards      bool `protobuf:"varint,3,opt,name=forwards,proto3" json:"forwards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -778,6 +780,13 @@ func (x *LinksSection) GetClaims() []*AddressClaim {
 		return x.Claims
 	}
 	return nil
+}
+
+func (x *LinksSection) GetForwards() bool {
+	if x != nil {
+		return x.Forwards
+	}
+	return false
 }
 
 // LinkReport is one cable as one end sees it.
@@ -1089,7 +1098,10 @@ type AddressClaim struct {
 	// Port and peer node ID for a link, as "port/peer"; empty for a node address.
 	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// Whether an instance or transfer uses it now.
-	InUse         bool `protobuf:"varint,4,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	InUse bool `protobuf:"varint,4,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	// Largest MTU that the interface of the own end can be set to, for a link; 0
+	// where that is not known. Both ends set the smaller of the two.
+	MaxMtu        uint32 `protobuf:"varint,5,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1150,6 +1162,13 @@ func (x *AddressClaim) GetInUse() bool {
 		return x.InUse
 	}
 	return false
+}
+
+func (x *AddressClaim) GetMaxMtu() uint32 {
+	if x != nil {
+		return x.MaxMtu
+	}
+	return 0
 }
 
 // ProposeAddressRequest proposes a subnet for a link.
@@ -1233,7 +1252,10 @@ type ProposeAddressResponse struct {
 	// What it clashes with; empty when accepted.
 	Conflict string `protobuf:"bytes,2,opt,name=conflict,proto3" json:"conflict,omitempty"`
 	// Largest MTU the receiving end can set.
-	MaxMtu        uint32 `protobuf:"varint,3,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
+	MaxMtu uint32 `protobuf:"varint,3,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
+	// The whole range that is in the way ("10.77.64.0/18"), so that nothing else
+	// within is proposed; empty where that is not known.
+	Taken         string `protobuf:"bytes,4,opt,name=taken,proto3" json:"taken,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1287,6 +1309,13 @@ func (x *ProposeAddressResponse) GetMaxMtu() uint32 {
 		return x.MaxMtu
 	}
 	return 0
+}
+
+func (x *ProposeAddressResponse) GetTaken() string {
+	if x != nil {
+		return x.Taken
+	}
+	return ""
 }
 
 // User is who asked, as the sending agent read it from its own socket.
@@ -2102,10 +2131,11 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\x10TransfersSection\x124\n" +
 	"\ttransfers\x18\x01 \x03(\v2\x16.tbcluster.v1.TransferR\ttransfers\"D\n" +
 	"\x0fFindingsSection\x121\n" +
-	"\bfindings\x18\x01 \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"|\n" +
+	"\bfindings\x18\x01 \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"\x98\x01\n" +
 	"\fLinksSection\x123\n" +
 	"\x05links\x18\x01 \x03(\v2\x1d.tbcluster.peer.v1.LinkReportR\x05links\x127\n" +
-	"\x06claims\x18\x02 \x03(\v2\x1f.tbcluster.peer.v1.AddressClaimR\x06claims\"\xa7\a\n" +
+	"\x06claims\x18\x02 \x03(\v2\x1f.tbcluster.peer.v1.AddressClaimR\x06claims\x12\x1a\n" +
+	"\bforwards\x18\x03 \x01(\bR\bforwards\"\xa7\a\n" +
 	"\n" +
 	"LinkReport\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12\x1d\n" +
@@ -2143,21 +2173,23 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"tx_dropped\x18\x1b \x01(\x04R\ttxDropped\x12\x1d\n" +
 	"\n" +
 	"rx_dropped\x18\x1c \x01(\x04R\trxDropped\x12\x12\n" +
-	"\x04hops\x18\x1d \x01(\rR\x04hops\"c\n" +
+	"\x04hops\x18\x1d \x01(\rR\x04hops\"|\n" +
 	"\fAddressClaim\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\tR\x03key\x12\x15\n" +
-	"\x06in_use\x18\x04 \x01(\bR\x05inUse\"z\n" +
+	"\x06in_use\x18\x04 \x01(\bR\x05inUse\x12\x17\n" +
+	"\amax_mtu\x18\x05 \x01(\rR\x06maxMtu\"z\n" +
 	"\x15ProposeAddressRequest\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12#\n" +
 	"\rproposer_port\x18\x02 \x01(\tR\fproposerPort\x12\x16\n" +
 	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x10\n" +
-	"\x03mtu\x18\x04 \x01(\rR\x03mtu\"i\n" +
+	"\x03mtu\x18\x04 \x01(\rR\x03mtu\"\x7f\n" +
 	"\x16ProposeAddressResponse\x12\x1a\n" +
 	"\baccepted\x18\x01 \x01(\bR\baccepted\x12\x1a\n" +
 	"\bconflict\x18\x02 \x01(\tR\bconflict\x12\x17\n" +
-	"\amax_mtu\x18\x03 \x01(\rR\x06maxMtu\",\n" +
+	"\amax_mtu\x18\x03 \x01(\rR\x06maxMtu\x12\x14\n" +
+	"\x05taken\x18\x04 \x01(\tR\x05taken\",\n" +
 	"\x04User\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\rR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"q\n" +
