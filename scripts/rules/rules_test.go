@@ -57,7 +57,7 @@ var imports = map[string][]string{
 	"rig/vfiouser": {"api/fault"},
 	"rig/usb4":     {"api/fault", "rig/vfiouser"},
 
-	"scripts/rules": {},
+	"scripts/rules": {"api/fault"},
 }
 
 // testImports says what tests may import besides.
