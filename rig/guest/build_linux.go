@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -16,12 +17,19 @@ import (
 // agentPackage is the import path of the agent.
 const agentPackage = "tbcluster/rig/guest/guestd"
 
-// BuildAgent returns the file of a guestd: the one beside the running program,
-// if there is one, else one built from source, which takes the go command and a
-// working directory inside the module. Go's cache makes that cheap.
-func BuildAgent(ctx context.Context) (string, error) {
+// BuildAgent returns the file of a guestd, as BuildProgram does.
+func BuildAgent(ctx context.Context) (string, error) { return BuildProgram(ctx, agentPackage) }
+
+// BuildProgram returns the file of a program for guests, by the import path of a
+// main package of this module: the one beside the running program that is called
+// like the package, if there is one, else one built from source, which takes the
+// go command and a working directory inside the module. Go's cache makes that
+// cheap.
+func BuildProgram(ctx context.Context, importPath string) (string, error) {
+	name := path.Base(importPath)
+	what := "build " + name + ", which the rig's guests run"
 	if self, err := os.Executable(); err == nil {
-		if beside := filepath.Join(filepath.Dir(self), "guestd"); isFile(beside) {
+		if beside := filepath.Join(filepath.Dir(self), name); isFile(beside) {
 			return beside, nil
 		}
 	}
@@ -33,38 +41,38 @@ func BuildAgent(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fault.New(fault.FileIO, "make the cache directory", err, "").At(dir)
 	}
-	work, err := os.MkdirTemp(dir, "guestd.new-")
+	work, err := os.MkdirTemp(dir, name+".new-")
 	if err != nil {
 		return "", fault.New(fault.FileIO, "make a directory", err, "").At(dir)
 	}
 	defer os.RemoveAll(work)
-	file := filepath.Join(work, "guestd")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, agentPackage)
+	file := filepath.Join(work, name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, importPath)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		if ctx.Err() != nil {
-			return "", fault.New(fault.Interrupted, "build the agent of the rig's guests", context.Cause(ctx), "")
+			return "", fault.New(fault.Interrupted, what, context.Cause(ctx), "")
 		}
 		why := errors.New(strings.TrimSpace(string(out) + "\n" + err.Error()))
-		return "", fault.New(fault.Unsupported, "build the agent of the rig's guests", why, "run it inside a clone with Go installed, or put guestd beside the program")
+		return "", fault.New(fault.Unsupported, what, why, "run it inside a clone with Go installed, or put "+name+" beside the program")
 	}
 	// Named by what it is, so that neither a guest that boots nor another build
 	// sees it change.
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return "", fault.New(fault.FileIO, "read the agent that was just built", err, "")
+		return "", fault.New(fault.FileIO, "read "+name+", which was just built", err, "")
 	}
 	sum := sha256.Sum256(b)
-	final := filepath.Join(dir, "guestd-"+hex.EncodeToString(sum[:8]))
+	final := filepath.Join(dir, name+"-"+hex.EncodeToString(sum[:8]))
 	if isFile(final) {
 		return final, nil
 	}
-	old, err := filepath.Glob(filepath.Join(dir, "guestd-*"))
+	old, err := filepath.Glob(filepath.Join(dir, name+"-*"))
 	if err != nil {
 		return "", err
 	}
 	if err := os.Rename(file, final); err != nil {
-		return "", fault.New(fault.FileIO, "keep the agent of the rig's guests", err, "").At(dir)
+		return "", fault.New(fault.FileIO, "keep "+name+", which the rig's guests run", err, "").At(dir)
 	}
 	return final, removeStale(old)
 }

@@ -162,6 +162,11 @@ func (p *Process) Signal(s syscall.Signal) error { return p.stream.Signal(int(s)
 // Kill ends the program and its group.
 func (p *Process) Kill() error { return p.Signal(syscall.SIGKILL) }
 
+// Resize tells a program with a terminal of a new size.
+func (p *Process) Resize(columns, rows int) error {
+	return p.stream.Resize(uint16(columns), uint16(rows))
+}
+
 // Run runs a program to its end and returns what it printed on standard output.
 func (g *Guest) Run(ctx context.Context, args ...string) (string, error) {
 	var out output

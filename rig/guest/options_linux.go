@@ -154,6 +154,8 @@ func (o *Options) arguments(initrd string, now time.Time) []string {
 		// The emulator may stand still for a while on a busy machine; that is no
 		// lockup of the guest.
 		"watchdog_thresh=60", "rcupdate.rcu_cpu_stall_timeout=300", "workqueue.watchdog_thresh=300",
+		// Not measured by the guest: see counterKHz.
+		fmt.Sprintf("tsc_early_khz=%d", counterKHz()),
 		"rig.name=" + o.Name,
 	}
 	if len(o.Modules) > 0 {
