@@ -56,6 +56,14 @@ var imports = map[string][]string{
 	// knows nothing of guests.
 	"rig/vfiouser": {"api/fault"},
 	"rig/usb4":     {"api/fault", "rig/vfiouser"},
+	// Virtual machines that are joined by it; rig puts them together.
+	"rig":               {"api/fault", "lab"},
+	"rig/image":         {"api/fault"},
+	"rig/guest":         {"api/fault", "rig/image"},
+	"rig/state":         {},
+	"rig/probe":         {"host/sock", "rig/state"},
+	"rig/cluster":       {"api/fault", "rig"},
+	"cmd/tbcluster-rig": {"api/fault", "host", "lab", "rig"},
 
 	"scripts/rules": {},
 }
