@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: up rig rig-programs build install uninstall test test-unit test-e2e test-limits test-rig test-rig-long test-long lint cross gen deps clean
+.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig test-rig-long test-long lint cross gen deps clean
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PREFIX ?= /usr/local
@@ -34,15 +34,21 @@ build: ## bin/tbcluster, static
 	@CGO_ENABLED=0 $(RUN) go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/tbcluster ./cmd/tbcluster
 	@echo "bin/tbcluster $(VERSION)"
 
+packages: ## deb, rpm and archives for macOS into dist/; the same commit gives the same bytes
+	@scripts/deps packages
+	@scripts/packages dist
+
 install: ## into PREFIX (/usr/local), under DESTDIR; what is built already is taken as it is
 	@[ -x bin/tbcluster ] || $(MAKE) --no-print-directory build
 	install -D -m 755 bin/tbcluster '$(DESTDIR)$(PREFIX)/bin/tbcluster'
+	bin/tbcluster man '$(DESTDIR)$(PREFIX)/share/man/man1'
 	@mkdir -p '$(DESTDIR)$(PREFIX)/share/bash-completion/completions' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d'
 	bin/tbcluster completion bash > '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tbcluster'
 	bin/tbcluster completion zsh > '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster'
 	bin/tbcluster completion fish > '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
 
 uninstall: ## what install put there
+	rm -f '$(DESTDIR)$(PREFIX)/share/man/man1/tbcluster.1' '$(DESTDIR)$(PREFIX)'/share/man/man1/tbcluster-*.1
 	rm -f '$(DESTDIR)$(PREFIX)/bin/tbcluster' '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tbcluster' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
 
@@ -82,4 +88,4 @@ deps:
 	@scripts/deps test
 
 clean:
-	rm -rf bin
+	rm -rf bin dist

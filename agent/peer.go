@@ -277,6 +277,7 @@ func (a *Agent) forwardable() []forwarded {
 		forward("/tbcluster.v1.InstanceService/Place", func() *v1.PlaceRequest { return &v1.PlaceRequest{} }, i.placeHere),
 		forward("/tbcluster.v1.InstanceService/Stop", func() *v1.StopInstanceRequest { return &v1.StopInstanceRequest{} }, i.stopHere),
 		forward("/tbcluster.v1.DoctorService/Check", func() *v1.CheckRequest { return &v1.CheckRequest{} }, d.checkHere),
+		forward("/tbcluster.v1.LinkService/Bench", func() *v1.BenchRequest { return &v1.BenchRequest{} }, (&linkServer{a: a}).benchHere),
 		forward("/tbcluster.v1.NodeService/Rename", func() *v1.RenameRequest { return &v1.RenameRequest{} }, n.Rename),
 	}
 }
@@ -332,6 +333,12 @@ func endOfStream(f, err error) error {
 // askingUser is who asks, as this agent read it from its own socket.
 func (a *Agent) askingUser(ctx context.Context) (*peerv1.User, error) {
 	c := callerOf(ctx)
+	if c.client && c.role < v1.Role_ROLE_OPERATOR {
+		return &peerv1.User{}, nil // who only looks is nobody
+	}
+	if u, ok, err := a.clientUser(ctx, c.asker); ok || err != nil {
+		return &peerv1.User{Uid: u.UID, Name: u.Name}, err
+	}
 	if c.local == nil {
 		return &peerv1.User{Uid: c.asker.UID, Name: c.asker.Name}, nil
 	}

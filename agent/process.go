@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,10 +21,14 @@ import (
 	"tbcluster/agent/root"
 	"tbcluster/api/fault"
 	"tbcluster/darwin"
+	"tbcluster/engine/llamacpp"
 	"tbcluster/host"
 	"tbcluster/host/proc"
 	"tbcluster/host/sock"
 	"tbcluster/linux"
+	"tbcluster/linux/systemd"
+	"tbcluster/mesh/identity"
+	"tbcluster/mesh/member"
 )
 
 // Process is what the command `tbcluster agent` says of the process to run.
@@ -34,6 +38,13 @@ type Process struct {
 	Verbose bool
 	// RootHalf is the descriptor of the root half's socketpair; 0 without one.
 	RootHalf int
+	// AgentSocket is a socket on which a manager of services answers by starting
+	// the agent, with the connection as its RootHalf; "" where the root half
+	// starts the agent itself.
+	AgentSocket string
+	// Slice is the slice of systemd in which ranks get scopes of their own; ""
+	// where they stay where the root half is.
+	Slice string
 	// Stderr gets the log too, for whoever runs it in a terminal.
 	Stderr io.Writer
 }
@@ -115,6 +126,11 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 		if err != nil {
 			return fault.New(fault.Internal, "talk to the root half", err, "start it by `tbcluster up`")
 		}
+		cred, err := sock.PeerCred(conn)
+		if err != nil {
+			return errors.Join(fault.New(fault.Internal, "see who the root half is", err, "start it by `tbcluster up`"), conn.Close())
+		}
+		opt.RootPID = cred.PID
 		opt.Root = root.Connect(conn)
 	} else {
 		s, err := root.NewServer(ctx, p.rootOptions(opt.Host, c, log, prog, os.Getgid()))
@@ -123,25 +139,60 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 		}
 		opt.Root = root.Local(s)
 	}
-	a, err := New(ctx, opt)
-	if err != nil {
-		return err
+	for {
+		a, err := New(ctx, opt)
+		if err != nil {
+			return err
+		}
+		leave, err := a.Run(ctx)
+		if leave {
+			return errors.Join(err, opt.Root.Leave(context.WithoutCancel(ctx)))
+		}
+		if err != nil || !a.renewed {
+			return err
+		}
+		if err := renew(p.Paths, time.Now()); err != nil {
+			return err
+		}
+		if p.RootHalf > 0 {
+			return nil // the root half starts the next one
+		}
 	}
-	leave, err := a.Run(ctx)
-	if leave {
-		err = errors.Join(err, opt.Root.Leave(context.WithoutCancel(ctx)))
+}
+
+// renew moves aside what makes this machine the node that it is.
+func renew(p Paths, now time.Time) error {
+	for _, name := range []string{member.StateFile, linkMemory, transfersMemory} {
+		// What others said of themselves, and what was agreed with them.
+		if err := os.Remove(p.Own(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fault.New(fault.FileIO, "leave the cluster", err, "make it writable").At(p.Own(name))
+		}
 	}
+	_, err := identity.Renew(p.Own(), now)
 	return err
 }
 
 func (p Process) rootOptions(h host.Host, c config.Config, log *slog.Logger, prog string, gid int) root.Options {
 	o := root.Options{Host: h, StateDir: p.Paths.State, Program: prog, Resolve: resolver{}, PeerUID: PeerUID,
-		AgentGID: gid, Owners: c.Owners, Log: log}
-	o.Block, _ = netip.ParsePrefix(c.AddressBlock) // config.Load has checked it
+		AgentGID: gid, Owners: c.Owners, Log: log, Engines: llamacpp.Programs, EngineEnv: llamacpp.Variables, RootWorks: rootWorks(c, log)}
+	o.Blocks = c.Blocks()
 	if n, err := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32); err == nil && os.Getuid() == 0 {
 		o.Founder = uint32(n)
 	}
 	return o
+}
+
+// rootWorks says whether processes may run as root for somebody.
+func rootWorks(c config.Config, log *slog.Logger) bool {
+	if c.RootWork != "auto" {
+		return c.RootWork == "yes"
+	}
+	others, err := proc.People(context.Background())
+	if err != nil {
+		log.Warn("look for people's accounts; nothing runs as root", "error", err)
+		return false
+	}
+	return !others
 }
 
 // lockState keeps two agents from one state; the lock ends with the process.
@@ -193,7 +244,7 @@ const fallbackUID = 64842
 // agentUser returns as whom the unprivileged half runs; ok is false where this
 // process can be nobody else.
 func agentUser(ctx context.Context, name string) (uid, gid int, ok bool) {
-	if !root.ManyUsers() {
+	if !proc.ManyUsers() {
 		return os.Getuid(), os.Getgid(), false
 	}
 	if u, err := (resolver{}).ByName(ctx, name); err == nil && u.UID != 0 {
@@ -242,15 +293,29 @@ func RunRoot(ctx context.Context, p Process) (err error) {
 	}
 	opt := p.rootOptions(newHost(c), c, log, prog, gid)
 	opt.RunDir = p.Paths.Run
+	if p.Slice != "" {
+		opt.Place = systemd.Slice(p.Slice).Put
+	}
 	s, err := root.NewServer(ctx, opt)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	vouching := make(chan error, 1)
+	go func() { vouching <- s.ServeVouch(ctx) }()
+	defer func() {
+		cancel()
+		err = errors.Join(err, <-vouching)
+	}()
 	const least, most = time.Second, 30 * time.Second
 	wait := least
 	for {
 		begin := time.Now()
-		left, err := p.runChild(ctx, s, prog, uid, gid, other)
+		run := func() (bool, error) { return p.runChild(ctx, s, prog, uid, gid, other) }
+		if p.AgentSocket != "" {
+			run = func() (bool, error) { return p.runElsewhere(ctx, s) }
+		}
+		left, err := run()
 		if left || ctx.Err() != nil {
 			return err
 		}
@@ -358,5 +423,66 @@ func (p Process) runChild(ctx context.Context, s *root.Server, prog string, uid,
 	if cerr := ours.Close(); serr == nil && !errors.Is(cerr, net.ErrClosed) {
 		serr = cerr
 	}
+	// One that said what no agent of ours says does not end by itself.
+	late := time.AfterFunc(endFor+goodbyeFor+time.Second, func() { _ = cmd.Process.Kill() }) // it may have ended
+	defer late.Stop()
 	return left, errors.Join(serr, cmd.Wait())
+}
+
+// runElsewhere has a manager of services run one agent, and serves it. The
+// manager ends it too, when it ends us.
+func (p Process) runElsewhere(ctx context.Context, s *root.Server) (left bool, err error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", p.AgentSocket)
+	if err != nil {
+		return false, fault.New(fault.Connection, "have the agent started", err, "`systemctl start tbcluster.service` starts its socket too").At(p.AgentSocket)
+	}
+	ours, ok := c.(*net.UnixConn)
+	if !ok {
+		return false, errors.Join(fault.Newf(fault.Internal, "", "%s is no Unix socket", p.AgentSocket), c.Close())
+	}
+	// The agent gives back and says goodbye once it sees our end.
+	stop := context.AfterFunc(ctx, func() { _ = ours.CloseWrite() }) // it may have ended already
+	defer stop()
+	left, err = s.Serve(context.WithoutCancel(ctx), ours)
+	if cerr := ours.Close(); err == nil && !errors.Is(cerr, net.ErrClosed) {
+		err = cerr
+	}
+	if err == nil && !left && ctx.Err() == nil {
+		err = fault.Newf(fault.Internal, "`journalctl -u 'tbcluster-agent@*'` and `tbcluster logs --agent` say why", "the agent ended")
+	}
+	return left, err
+}
+
+// RunUndo takes back what an agent that is gone left on the machine: it ends
+// the ranks that it started and undoes the changes of the network. It returns
+// what it did, and does nothing while an agent runs.
+func RunUndo(ctx context.Context, p Process) (undone []string, err error) {
+	if os.Geteuid() != 0 {
+		return nil, fault.Newf(fault.NoPermission, "run it as root", "taking back what root's agent did needs root")
+	}
+	if _, err := os.Stat(filepath.Join(p.Paths.State, "root")); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // there never was one
+	}
+	if err := CheckSchema(p.Paths.State); err != nil {
+		return nil, err
+	}
+	unlock, err := lockState(filepath.Join(p.Paths.State, "root", "lock"))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c, err := config.Load(p.Paths.Config)
+	if err != nil {
+		// Which addresses were ours is in the journal.
+		c = config.Default()
+	}
+	prog, err := program()
+	if err != nil {
+		return nil, err
+	}
+	s, err := root.NewServer(ctx, p.rootOptions(newHost(c), c, slog.New(slog.DiscardHandler), prog, os.Getgid()))
+	if err != nil {
+		return nil, err
+	}
+	return s.Undo(ctx)
 }

@@ -198,5 +198,15 @@ func (g *Gateway) SocketHandler() http.Handler {
 // already authenticated. It serves only instances that this node owns.
 func (g *Gateway) PeerHandler() http.Handler { return http.HandlerFunc(g.servePeer) }
 
+// RefusePeer answers the gateway of a node that may not have models answer, so
+// that whoever asks there reads why.
+func RefusePeer(why string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		// What is left of the request is not read.
+		w.Header().Set("Connection", "close")
+		(&problem{status: http.StatusForbidden, kind: notAllowed, code: "role_too_low", elsewhere: true, message: why}).write(w)
+	})
+}
+
 // Close ends the connections to other nodes that are idle.
 func (g *Gateway) Close() { g.peers.CloseIdleConnections() }

@@ -37,7 +37,8 @@ type node struct {
 	instances []Instance
 	peers     map[string]*node
 	dials     atomic.Int32
-	open      map[string]int // by Activity
+	refuse    atomic.Pointer[string] // why other nodes are refused
+	open      map[string]int         // by Activity
 }
 
 func (n *node) list() []Instance {
@@ -147,7 +148,11 @@ func newNode(t *testing.T, id string, change func(*Options), tune ...func(*times
 				return
 			}
 			wg.Go(func() {
-				if err := n.ServeConn(ctx, c, n.PeerHandler()); err != nil {
+				h := n.PeerHandler()
+				if why := n.refuse.Load(); why != nil {
+					h = RefusePeer(*why)
+				}
+				if err := n.ServeConn(ctx, c, h); err != nil {
 					t.Errorf("serve peer: %v", err)
 				}
 			})
@@ -636,6 +641,18 @@ func TestADeadConnectionBetweenNodesIsNoDeadInstance(t *testing.T) {
 		if resp, body := post(t, a.base+chat, `{"model":"smol"}`); resp.StatusCode != 200 {
 			t.Fatalf("%d %s", resp.StatusCode, body)
 		}
+	}
+}
+
+// A node whose role is too low reads why, and its people too.
+func TestANodeThatMayOnlyLookIsToldSo(t *testing.T) {
+	e := newEngine(t, says("x"))
+	a, b := pair(t, e)
+	why := "alpha has the role viewer and may only look"
+	b.refuse.Store(&why)
+	resp, body := post(t, a.base+chat, `{"model":"smol"}`)
+	if resp.StatusCode != http.StatusForbidden || message(t, body) != why || e.requests.Load() != 0 {
+		t.Errorf("%d %s, %d requests", resp.StatusCode, body, e.requests.Load())
 	}
 }
 

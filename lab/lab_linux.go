@@ -356,13 +356,13 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 
 // Cut pulls cables between two nodes, or makes them silent.
 func (l *Lab) Cut(ctx context.Context, a, b string, o CutOptions) error {
-	_, err := l.ask(ctx, request{Op: opCut, Node: a, Other: b, Cable: o.Cable, Silent: o.Silent})
+	_, err := l.ask(ctx, request{Op: opCut, Node: a, Other: b, Cable: o.Cable, Silent: o.Silent, Half: o.Half})
 	return err
 }
 
 // Mend plugs cables in again, or ends their silence.
 func (l *Lab) Mend(ctx context.Context, a, b string, o MendOptions) error {
-	_, err := l.ask(ctx, request{Op: opMend, Node: a, Other: b, Cable: o.Cable, Rename: o.Rename})
+	_, err := l.ask(ctx, request{Op: opMend, Node: a, Other: b, Cable: o.Cable, Rename: o.Rename, Move: o.Move})
 	return err
 }
 
@@ -403,6 +403,13 @@ func (l *Lab) CutLAN(ctx context.Context, node string) error {
 // MendLAN undoes CutLAN.
 func (l *Lab) MendLAN(ctx context.Context, node string) error {
 	_, err := l.ask(ctx, request{Op: opMendLAN, Node: node})
+	return err
+}
+
+// SetMulticast blocks multicast on a node, on all of its interfaces; "" lets it
+// through again.
+func (l *Lab) SetMulticast(ctx context.Context, node string, how Multicast) error {
+	_, err := l.ask(ctx, request{Op: opMulti, Node: node, How: string(how)})
 	return err
 }
 

@@ -6,8 +6,12 @@ import (
 	"log"
 	"net"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"tbcluster/api/fault"
 )
 
 // lanInterface is the LAN interface of every node.
@@ -82,7 +86,71 @@ func (k *keeper) joinLAN(n *node) error {
 	if err := n.boot.nl.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: multicast, Scope: netlink.SCOPE_LINK}); err != nil {
 		return fmt.Errorf("route multicast: %w", err)
 	}
+	if err := k.setMulticast(n, n.multicast); err != nil {
+		return err
+	}
 	return k.setLAN(n, !n.lanCut)
+}
+
+// multicastTable is what blocks multicast, in a node's own packet filter, for
+// all of its interfaces.
+const multicastTable = "lab_multicast"
+
+// setMulticast blocks multicast on a node, or lets it through again. Only UDP is
+// meant: without neighbour discovery there would be no IPv6.
+func (k *keeper) setMulticast(n *node, how Multicast) error {
+	if how != "" && how != MulticastLost && how != MulticastRefused {
+		return fault.Newf(fault.Usage, "choose lost or refused", "multicast cannot be %q", how)
+	}
+	n.multicast = how
+	if n.boot == nil {
+		return nil
+	}
+	conn, err := nftables.New(nftables.WithNetNSFd(int(n.boot.ns)))
+	if err != nil {
+		return failed("change the packet filter of "+n.name, err, "use a kernel with nf_tables")
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: multicastTable}
+	// Added first, so that deleting one that is not there is no error.
+	conn.AddTable(table)
+	conn.DelTable(table)
+	if how != "" {
+		conn.AddTable(table)
+		hooks := []*nftables.ChainHook{nftables.ChainHookInput}
+		if how == MulticastRefused {
+			hooks = append(hooks, nftables.ChainHookOutput)
+		}
+		for i, hook := range hooks {
+			chain := conn.AddChain(&nftables.Chain{
+				Name: []string{"arriving", "leaving"}[i], Table: table, Type: nftables.ChainTypeFilter,
+				Hooknum: hook, Priority: nftables.ChainPriorityRef(-1000),
+			})
+			dropMulticast(conn, table, chain)
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return failed("change the packet filter of "+n.name, err, "use a kernel with nf_tables")
+	}
+	return nil
+}
+
+// dropMulticast drops UDP to 224.0.0.0/4 and ff00::/8.
+func dropMulticast(conn *nftables.Conn, table *nftables.Table, chain *nftables.Chain) {
+	for _, f := range []struct{ family, offset, mask, value byte }{
+		{unix.NFPROTO_IPV4, 16, 0xf0, 0xe0},
+		{unix.NFPROTO_IPV6, 24, 0xff, 0xff},
+	} {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{f.family}},
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: uint32(f.offset), Len: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{f.mask}, Xor: []byte{0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{f.value}},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+	}
 }
 
 // lanMAC is the hardware address of a node's LAN interface.

@@ -51,6 +51,7 @@ const (
 	opPause    = "pause"
 	opResume   = "resume"
 	opCutLAN   = "cut-lan"
+	opMulti    = "multicast"
 	opMendLAN  = "mend-lan"
 	opShutdown = "shutdown"
 )
@@ -62,6 +63,9 @@ type request struct {
 	Other  string `json:"other,omitempty"` // the second node of a cable
 	Cable  int    `json:"cable,omitempty"`
 	Silent bool   `json:"silent,omitempty"`
+	Half   bool   `json:"half,omitempty"` // the second node sees it no more
+	Move   bool   `json:"move,omitempty"`
+	How    string `json:"how,omitempty"` // of multicast
 	Rename bool   `json:"rename,omitempty"`
 	Agent  bool   `json:"agent,omitempty"` // the agent alone, not the node
 }

@@ -33,6 +33,8 @@ const (
 	KindMappings  Kind = "mappings"   // → Mappings
 	KindOwner     Kind = "owner"      // Asker → Owner
 	KindListen    Kind = "listen"     // Name: of a socket → descriptor
+	KindVouch     Kind = "vouch"      // Local: only on root's own socket, see vouch.go
+	KindFirewalls Kind = "firewalls"  // → Firewalls
 	KindLeave     Kind = "leave"      // end the root half after this
 )
 
@@ -47,7 +49,7 @@ type Request struct {
 	Instance string          `json:"instance,omitempty"`
 	Index    int             `json:"index,omitempty"`
 	Kill     bool            `json:"kill,omitempty"`
-	Process  json.RawMessage `json:"process,omitempty"` // rank.json, checked in checkProcess
+	Process  json.RawMessage `json:"process,omitempty"` // rank.json, checked in engines.check
 	Node     string          `json:"node,omitempty"`
 	Name     string          `json:"name,omitempty"` // of the remote user to map; of a socket
 	Local    string          `json:"local,omitempty"`
@@ -101,6 +103,8 @@ type Response struct {
 	Changes  []host.Change `json:"changes,omitempty"`
 	Ranks    []Rank        `json:"ranks,omitempty"`
 	Mappings []Mapping     `json:"mappings,omitempty"`
+	// Firewalls are what may drop packets of other machines.
+	Firewalls []host.Firewall `json:"firewalls,omitempty"`
 }
 
 // Failure is a fault on the socketpair.

@@ -1,6 +1,7 @@
 package root
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,11 +14,13 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
 	"tbcluster/host/proc"
+	"tbcluster/host/schema"
 	"tbcluster/instance/rank"
 )
 
@@ -30,6 +33,9 @@ type ranks struct {
 	dir     string // instances/
 	gid     int
 	bootID  string
+	engines engines
+	place   func(ctx context.Context, name, description string, pid int) error
+	warn    func(msg string, args ...any)
 
 	mu   sync.Mutex
 	list []rankRecord
@@ -50,9 +56,11 @@ type ranksFile struct {
 
 const ranksSchema = 1
 
-func openRanks(opt Options, bootID string) (*ranks, error) {
+func openRanks(opt Options, bootID string, strict bool) (*ranks, error) {
 	r := &ranks{program: opt.Program, path: filepath.Join(opt.StateDir, "root", "ranks.json"),
-		dir: filepath.Join(opt.StateDir, "instances"), gid: opt.AgentGID, bootID: bootID}
+		dir: filepath.Join(opt.StateDir, "instances"), gid: opt.AgentGID, bootID: bootID,
+		engines: engines{opt.Engines, opt.EngineEnv, strict},
+		place:   opt.Place, warn: opt.Log.Warn}
 	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make the directory of instances", err, "make it writable").At(r.dir)
 	}
@@ -63,12 +71,12 @@ func openRanks(opt Options, bootID string) (*ranks, error) {
 	if err != nil {
 		return nil, fault.New(fault.FileIO, "read the record of ranks", err, "make it readable for root").At(r.path)
 	}
+	if err := schema.Check(data, ranksSchema, r.path); err != nil {
+		return nil, err
+	}
 	var f ranksFile
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fault.New(fault.FileIO, "read the record of ranks", err, "end what still runs by hand, then remove the file").At(r.path)
-	}
-	if f.Schema > ranksSchema {
-		return nil, fault.Newf(fault.StateTooNew, "install the newer version again", "the record of ranks is of schema %d, this program knows %d", f.Schema, ranksSchema).At(r.path)
 	}
 	r.list = f.Ranks
 	return r, nil
@@ -110,48 +118,95 @@ type process struct {
 	Env     map[string]string `json:"env"`
 }
 
-// checkProcess refuses programs that somebody else than root or the user could
-// have put there, and environments that make the loader run other code.
-func checkProcess(raw json.RawMessage, u User) error {
+// engines are the programs that a rank may be.
+type engines struct {
+	names, env []string
+	// strict is set where this process can become somebody else: the agent asks
+	// then for what it could not do itself.
+	strict bool
+}
+
+// check refuses programs that are no engine or that somebody else than root or
+// the user could have put there, and environments that make one run other code.
+// It returns what to run: the process with the real path of its program, which
+// no link leads elsewhere any more.
+func (e engines) check(raw json.RawMessage, u User) (json.RawMessage, error) {
 	var p process
 	if err := json.Unmarshal(raw, &p); err != nil {
-		return fault.New(fault.Protocol, "read what to run", err, "")
+		return nil, fault.New(fault.Protocol, "read what to run", err, "")
 	}
-	refuse := func(format string, args ...any) error {
-		return fault.Newf(fault.Denied, "install the engine as root or as the user who uses it", format, args...).With("path", p.Program)
+	refuse := func(format string, args ...any) (json.RawMessage, error) {
+		return nil, fault.Newf(fault.Denied, "install the engine as root (/opt/tbcluster/engines) or as the user who uses it (tbcluster engine install), and take the right to write there from everybody else (chmod -R go-w)",
+			"refused to run "+p.Program+" for "+u.Name+": "+format, args...).With("path", p.Program)
 	}
 	if !filepath.IsAbs(p.Program) {
-		return refuse("refused to run %q: the path is not absolute", p.Program)
-	}
-	info, err := os.Stat(p.Program)
-	if err != nil {
-		return fault.New(fault.EngineMissing, "run "+p.Program, err, "`tbcluster engine list` says which engines are there")
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.Mode().IsRegular() {
-		return refuse("refused to run %s: it is no file", p.Program)
-	}
-	if st.Uid != 0 && st.Uid != u.UID && st.Uid != uint32(os.Geteuid()) {
-		return refuse("refused to run %s for %s: it belongs to uid %d", p.Program, u.Name, st.Uid)
-	}
-	if info.Mode().Perm()&0o002 != 0 {
-		return refuse("refused to run %s for %s: everybody can write it", p.Program, u.Name)
+		return refuse("the path is not absolute")
 	}
 	for k := range p.Env {
-		if strings.HasPrefix(k, "LD_") && k != "LD_LIBRARY_PATH" || strings.HasPrefix(k, "DYLD_INSERT") {
-			return refuse("refused to run %s with %s in its environment", p.Program, k)
+		if e.strict && !slices.Contains(e.env, k) || strings.HasPrefix(k, "LD_") || strings.HasPrefix(k, "DYLD_") {
+			return refuse("%s is in its environment", k)
 		}
 	}
-	return nil
+	if !e.strict {
+		return raw, runnable(p.Program, u, refuse)
+	}
+	real, err := proc.TrustedProgram(p.Program, u.UID, u.GID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.New(fault.EngineMissing, "run "+p.Program, err, "`tbcluster engine list` says which engines are there")
+	}
+	if err != nil {
+		return refuse("%v", err)
+	}
+	if !slices.Contains(e.names, filepath.Base(real)) {
+		return refuse("%s is no engine; those are %s", filepath.Base(real), strings.Join(e.names, ", "))
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return nil, fault.New(fault.Protocol, "read what to run", err, "")
+	}
+	for k := range all {
+		// Names are matched whatever their case: one that is written otherwise
+		// would be another one here and the same one there.
+		if strings.EqualFold(k, "program") || strings.EqualFold(k, "env") {
+			delete(all, k)
+		}
+	}
+	if all["program"], err = json.Marshal(real); err != nil {
+		return nil, err
+	}
+	if all["env"], err = json.Marshal(p.Env); err != nil {
+		return nil, err
+	}
+	out, err := json.Marshal(all)
+	return out, err
+}
+
+// runnable is the check where whoever asks is this process's own user: it keeps
+// mistakes out, nobody's rights.
+func runnable(program string, u User, refuse func(string, ...any) (json.RawMessage, error)) error {
+	info, err := os.Stat(program)
+	if err != nil {
+		return fault.New(fault.EngineMissing, "run "+program, err, "`tbcluster engine list` says which engines are there")
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok || !info.Mode().IsRegular():
+		_, err = refuse("it is no file")
+	case st.Uid != 0 && st.Uid != u.UID && st.Uid != uint32(os.Geteuid()):
+		_, err = refuse("it belongs to uid %d", st.Uid)
+	case info.Mode().Perm()&0o002 != 0:
+		_, err = refuse("everybody can write it")
+	}
+	return err
 }
 
 // start makes the rank's directory, writes rank.json into it and starts its
 // shim as the user, in a session of its own so that it outlives us.
-func (r *ranks) start(instance string, index int, raw json.RawMessage, u User) (pid int, dir string, err error) {
+func (r *ranks) start(ctx context.Context, instance string, index int, raw json.RawMessage, u User) (_ int, dir string, err error) {
 	if !instanceID.MatchString(instance) || index < 0 || index >= maxRanks {
 		return 0, "", fault.Newf(fault.Protocol, "", "%q rank %d is no rank", instance, index)
 	}
-	if err := checkProcess(raw, u); err != nil {
+	if raw, err = r.engines.check(raw, u); err != nil {
 		return 0, "", err
 	}
 	r.mu.Lock()
@@ -163,7 +218,7 @@ func (r *ranks) start(instance string, index int, raw json.RawMessage, u User) (
 	if err := r.makeDir(dir, raw, u); err != nil {
 		return 0, "", fault.New(fault.FileIO, "make the directory of a rank", err, "free some space or make it writable").At(dir)
 	}
-	pid, err = startRank(r.program, dir, u)
+	pid, gate, err := startRank(r.program, dir, u)
 	if err != nil {
 		return 0, "", fault.New(fault.NoPermission, fmt.Sprintf("start rank %d of %s as %s", index, instance, u.Name), err, "")
 	}
@@ -180,9 +235,31 @@ func (r *ranks) start(instance string, index int, raw json.RawMessage, u User) (
 	}
 	if err := r.save(); err != nil {
 		// Nothing may run that we could not find again.
-		return 0, "", errors.Join(fault.New(fault.FileIO, "write the record of ranks", err, "free some space").At(r.path), syscall.Kill(pid, syscall.SIGKILL))
+		return 0, "", errors.Join(fault.New(fault.FileIO, "write the record of ranks", err, "free some space").At(r.path), syscall.Kill(pid, syscall.SIGKILL), gate.Close())
+	}
+	r.putAside(ctx, instance, index, pid)
+	if err := gate.Close(); err != nil {
+		return 0, "", fault.New(fault.Internal, fmt.Sprintf("let rank %d of %s begin", index, instance), err, "")
 	}
 	return pid, dir, nil
+}
+
+// putAsideFor bounds how long a rank waits to be put into a unit of its own.
+const putAsideFor = 5 * time.Second
+
+// putAside puts a rank into a unit of its own. One that stays in ours works all
+// the same, and outlives us as well: our unit ends nobody but its first process.
+func (r *ranks) putAside(ctx context.Context, instance string, index, pid int) {
+	if r.place == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, putAsideFor)
+	defer cancel()
+	// Of a name that ended a moment ago the manager may still know something.
+	name := fmt.Sprintf("tbcluster-rank-%s-%d-%d", instance, index, pid)
+	if err := r.place(ctx, name, fmt.Sprintf("tbcluster: rank %d of instance %s", index, instance), pid); err != nil {
+		r.warn("put a rank into a unit of its own", "instance", instance, "rank", index, "error", err)
+	}
 }
 
 // makeDir writes everything while the directory is still ours and gives it to

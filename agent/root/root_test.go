@@ -38,7 +38,12 @@ func TestMain(m *testing.M) {
 			}
 			_, _ = io.Copy(io.Discard, f)
 			os.Exit(0)
-		case "rank":
+		case "journal":
+			os.Exit(journalVictim(os.Args[2], os.Args[3]))
+		case "rank": // as the real one, it begins once its input has ended
+			if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+				os.Exit(1)
+			}
 			if err := os.WriteFile(filepath.Join(os.Args[2], "ran"), nil, 0o644); err != nil {
 				os.Exit(1)
 			}
@@ -71,8 +76,14 @@ func (m *machine) Thunderbolt(context.Context) (host.Thunderbolt, error) {
 	return host.Thunderbolt{}, nil
 }
 func (m *machine) Network(context.Context) (host.Network, error) { return m.net, nil }
-func (m *machine) Watch(context.Context) <-chan struct{}         { return nil }
-func (m *machine) Commands(host.Change) []string                 { return nil }
+func (m *machine) Diagnose(context.Context, host.Query) (host.Diagnosis, error) {
+	return host.Diagnosis{}, nil
+}
+func (m *machine) Firewalls(context.Context) ([]host.Firewall, error) {
+	return []host.Firewall{{Tool: "nft", Name: "chain input of table inet filter"}}, nil
+}
+func (m *machine) Watch(context.Context) <-chan struct{} { return nil }
+func (m *machine) Commands(host.Change) []string         { return nil }
 func (m *machine) Apply(_ context.Context, c host.Change) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,7 +151,8 @@ func serveIn(t *testing.T, dir, run string, m *machine) fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewServer(t.Context(), Options{Host: m, StateDir: dir, RunDir: run, Program: exe, Resolve: us, PeerUID: uid, AgentGID: os.Getegid(), Block: block, Log: slog.New(slog.DiscardHandler)})
+	s, err := NewServer(t.Context(), Options{Host: m, StateDir: dir, RunDir: run, Program: exe, Resolve: us, PeerUID: uid, AgentGID: os.Getegid(), Blocks: []netip.Prefix{block},
+		Engines: []string{filepath.Base(exe)}, EngineEnv: []string{"GGML_QUIET"}, RootWorks: true, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,6 +232,14 @@ func TestOnlyCablesAndPrivateAddressesAreChanged(t *testing.T) {
 	}
 	if err := f.Apply(t.Context(), cableAddress); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestTheRootHalfTellsOfFirewalls(t *testing.T) {
+	f := serve(t, t.TempDir(), newMachine())
+	walls, err := f.Firewalls(t.Context())
+	if err != nil || len(walls) != 1 || walls[0].Name != "chain input of table inet filter" {
+		t.Errorf("got %v, %v", walls, err)
 	}
 }
 
@@ -390,21 +410,36 @@ func TestARankOutlivesTheServerAndIsEndedByTheNext(t *testing.T) {
 func TestProgramsOfOthersAreNotRun(t *testing.T) {
 	f := serve(t, t.TempDir(), newMachine())
 	me := host.Asker{Socket: client(t)}
-	open := filepath.Join(t.TempDir(), "engine")
+	open := filepath.Join(t.TempDir(), filepath.Base(program(t)))
 	if err := os.WriteFile(open, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	for why, p := range map[string]map[string]any{
-		"relative":             {"program": "engine"},
-		"everybody can write":  {"program": open},
-		"a directory":          {"program": t.TempDir()},
-		"the loader's doing":   {"program": program(t), "env": map[string]string{"LD_PRELOAD": "/tmp/x.so"}},
-		"the loader's, on mac": {"program": program(t), "env": map[string]string{"DYLD_INSERT_LIBRARIES": "x"}},
-	} {
-		if _, err := f.StartRank(t.Context(), me, false, "x", 0, p); !fault.Is(err, fault.Denied) {
+	bad := map[string]string{
+		"relative":             `{"program": "engine"}`,
+		"everybody can write":  `{"program": "` + open + `"}`,
+		"a directory":          `{"program": "` + t.TempDir() + `"}`,
+		"the loader's doing":   `{"program": "` + program(t) + `", "env": {"LD_PRELOAD": "/tmp/x.so"}}`,
+		"the loader's path":    `{"program": "` + program(t) + `", "env": {"LD_LIBRARY_PATH": "/tmp"}}`,
+		"the loader's, on mac": `{"program": "` + program(t) + `", "env": {"DYLD_INSERT_LIBRARIES": "x"}}`,
+	}
+	if f.server.people.canBeAny {
+		link := filepath.Join(t.TempDir(), filepath.Base(program(t)))
+		if err := os.Symlink("/bin/sh", link); err != nil {
+			t.Fatal(err)
+		}
+		bad["no engine"] = `{"program": "/bin/sh"}`
+		bad["no engine, by the name of one"] = `{"program": "` + link + `"}`
+		bad["code of the engine's choice"] = `{"program": "` + program(t) + `", "env": {"GGML_BACKEND_PATH": "/tmp/x.so"}}`
+		// What is checked is what the shim reads, however often it is said.
+		bad["twice"] = `{"program": "` + program(t) + `", "program": "/bin/sh"}`
+		bad["twice, written otherwise"] = `{"program": "` + program(t) + `", "PROGRAM": "/bin/sh"}`
+		bad["an environment in two parts"] = `{"program": "` + program(t) + `", "env": {"LD_PRELOAD": "x"}, "env": {}}`
+	}
+	for why, p := range bad {
+		if _, err := f.StartRank(t.Context(), me, false, "x", 0, json.RawMessage(p)); !fault.Is(err, fault.Denied) {
 			t.Errorf("%s: %v", why, err)
 		}
 	}
@@ -415,6 +450,43 @@ func TestProgramsOfOthersAreNotRun(t *testing.T) {
 		if _, err := f.StartRank(t.Context(), me, false, id, 0, map[string]any{"program": program(t)}); !fault.Is(err, fault.Protocol) {
 			t.Errorf("instance %q: %v", id, err)
 		}
+	}
+}
+
+// What the shim reads is what was checked: one program, by its real path.
+func TestARankIsWhatWasChecked(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "engine")
+	if err := os.Symlink(program(t), link); err != nil {
+		t.Fatal(err)
+	}
+	e := engines{names: []string{filepath.Base(program(t))}, env: []string{"A"}, strict: true}
+	me := User{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	out, err := e.check(json.RawMessage(`{"program":"/x","Program":"`+link+`","args":["-x"],"ENV":{"A":"1"}}`), me)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"args":["-x"],"env":{"A":"1"},"program":"` + program(t) + `"}`; string(out) != want {
+		t.Errorf("got %s, want %s", out, want)
+	}
+}
+
+// Whoever holds root's connection gets no process of root's for it.
+func TestNothingRunsAsRootUnlessRootSaysSo(t *testing.T) {
+	f := serve(t, t.TempDir(), newMachine())
+	if !f.server.people.canBeAny {
+		t.Skip("this process can be nobody but itself")
+	}
+	f.server.opt.RootWorks = false
+	me := host.Asker{Socket: client(t)}
+	if _, _, err := f.Worker(t.Context(), me, false); !fault.Is(err, fault.Denied) || !strings.Contains(fault.As(err).Fix, "root_work") {
+		t.Errorf("a worker: %v", err)
+	}
+	if _, err := f.StartRank(t.Context(), me, false, "x", 0, map[string]any{"program": program(t)}); !fault.Is(err, fault.Denied) {
+		t.Errorf("a rank: %v", err)
+	}
+	if u, owner, err := f.Who(t.Context(), me, false); err != nil || u.UID != 0 || !owner {
+		t.Errorf("root is %+v, %v, %v", u, owner, err)
 	}
 }
 
@@ -439,7 +511,7 @@ func TestAnAgentThatIsGoneEndsServe(t *testing.T) {
 
 func FuzzRequests(f *testing.F) {
 	dir := f.TempDir()
-	s, err := NewServer(f.Context(), Options{Host: newMachine(), StateDir: dir, Program: "/nonexistent", Resolve: users{}, PeerUID: uid, Block: block, Log: slog.New(slog.DiscardHandler)})
+	s, err := NewServer(f.Context(), Options{Host: newMachine(), StateDir: dir, Program: "/nonexistent", Resolve: users{}, PeerUID: uid, Blocks: []netip.Prefix{block}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host"
+	"tbcluster/host/proc"
 )
 
 // Options of a Server.
@@ -24,15 +25,24 @@ type Options struct {
 	// agent, which then is this process, makes them itself, and whoever it takes
 	// for a client is one.
 	RunDir string
-	// Block holds every address that we give; without one none is given.
-	Block netip.Prefix
+	// Blocks hold every address that we give; without one none is given.
+	Blocks []netip.Prefix
 	// Program is the tbcluster program to start workers and ranks with.
 	Program string
 	Resolve Resolver
 	// PeerUID reads who is at the other end of a client's Unix socket.
 	PeerUID func(*os.File) (uint32, error)
+	// Place puts a process into a unit of its own under a manager of services; nil
+	// where there is none. What it starts later goes with it.
+	Place func(ctx context.Context, name, description string, pid int) error
 	// AgentGID is the group that may read the directories of ranks.
 	AgentGID int
+	// Engines are the programs that a rank may be, by the names of their files,
+	// and EngineEnv the variables that it may be given.
+	Engines, EngineEnv []string
+	// RootWorks lets workers and ranks run as root. Without it root has the agent
+	// carry out nothing of what needs a person's identity.
+	RootWorks bool
 	// Owners are users who may change things, by configuration.
 	Owners []string
 	// Founder is the uid of who installed or started us; 0 for root alone.
@@ -55,13 +65,13 @@ func NewServer(ctx context.Context, opt Options) (*Server, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(dir)
 	}
-	c, err := openChanges(ctx, opt.Host, opt.Block, filepath.Join(dir, "changes.json"))
+	c, err := openChanges(ctx, opt.Host, opt.Blocks, filepath.Join(dir, "changes.json"))
 	if err != nil {
 		return nil, err
 	}
 	self := uint32(os.Geteuid())
 	p := &people{resolve: opt.Resolve, path: filepath.Join(dir, "people.json"), self: self, owners: opt.Owners,
-		founder: opt.Founder, peerUID: opt.PeerUID, canBeAny: self == 0 && ManyUsers()}
+		founder: opt.Founder, peerUID: opt.PeerUID, canBeAny: self == 0 && proc.ManyUsers(), rootWorks: opt.RootWorks}
 	if opt.RunDir != "" {
 		p.guests = &guests{}
 	}
@@ -72,7 +82,7 @@ func NewServer(ctx context.Context, opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := openRanks(opt, m.BootID)
+	r, err := openRanks(opt, m.BootID, p.canBeAny)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +99,18 @@ func (s *Server) Handle(ctx context.Context, q Request, fd *os.File) (Response, 
 		s.opt.Log.Info("request refused or failed", "kind", q.Kind, "error", err)
 	}
 	return r, out
+}
+
+// worker returns the local user as whom a process is to be started. Root is
+// refused unless root's own configuration says otherwise: an agent that was taken
+// over has the connection of whoever looks at the state, root's too.
+func (s *Server) worker(ctx context.Context, q Request, fd *os.File) (User, error) {
+	u, err := s.asker(ctx, q, fd)
+	if err == nil && u.UID == 0 && s.people.canBeAny && !s.opt.RootWorks {
+		return User{}, fault.Newf(fault.Denied, "do it as the user whose files they are (sudo -u USER tbcluster …), or put root_work = \"yes\" into the configuration of this node and start the agent again",
+			"nothing is copied and no engine runs as root on this node")
+	}
+	return u, err
 }
 
 // asker returns the local user for whom a request is to be carried out.
@@ -113,6 +135,9 @@ func (s *Server) asker(ctx context.Context, q Request, fd *os.File) (User, error
 	return User{}, fault.Newf(fault.Denied, "", "the request says nobody who asks")
 }
 
+// maxFirewalls bounds an answer: more than a few say no more.
+const maxFirewalls = 16
+
 func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response) (*os.File, error) {
 	switch q.Kind {
 	case KindApply, KindRevert:
@@ -126,6 +151,10 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 	case KindApplied:
 		r.Changes = s.changes.applied()
 		return nil, nil
+	case KindFirewalls:
+		all, err := s.opt.Host.Firewalls(ctx)
+		r.Firewalls = all[:min(len(all), maxFirewalls)]
+		return nil, err
 	case KindWho:
 		u, err := s.asker(ctx, q, fd)
 		if err != nil {
@@ -134,7 +163,7 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 		r.User, r.Owner = &u, s.people.owner(u)
 		return nil, nil
 	case KindWorker:
-		u, err := s.asker(ctx, q, fd)
+		u, err := s.worker(ctx, q, fd)
 		if err != nil {
 			return nil, err
 		}
@@ -142,12 +171,12 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 		r.User, r.PID = &u, pid
 		return control, err
 	case KindRankStart:
-		u, err := s.asker(ctx, q, fd)
+		u, err := s.worker(ctx, q, fd)
 		if err != nil {
 			return nil, err
 		}
 		r.User = &u
-		r.PID, r.Dir, err = s.ranks.start(q.Instance, q.Index, q.Process, u)
+		r.PID, r.Dir, err = s.ranks.start(ctx, q.Instance, q.Index, q.Process, u)
 		return nil, err
 	case KindRankEnd:
 		return nil, s.ranks.end(q.Instance, q.Index, q.Kill)

@@ -1,13 +1,15 @@
 package root
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 
-	"errors"
+	"tbcluster/host/proc"
 )
 
 // path is what workers and ranks find programs in; engines are named by full
@@ -39,7 +41,7 @@ func environment(u User) []string {
 // that is the user already keeps its identity as it is.
 func attributes(u User) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true}
-	if os.Geteuid() != 0 || u.UID == 0 && !ManyUsers() {
+	if os.Geteuid() != 0 || u.UID == 0 && !proc.ManyUsers() {
 		return a
 	}
 	a.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
@@ -77,16 +79,26 @@ func startWorker(program string, u User) (*os.File, int, error) {
 	return ours, cmd.Process.Pid, nil
 }
 
-// startRank starts the shim of a rank.
-func startRank(program, dir string, u User) (int, error) {
+// startRank starts the shim of a rank. It starts nothing itself before the gate
+// is closed, so that all of it is where the shim has been put until then.
+func startRank(program, dir string, u User) (pid int, gate io.Closer, err error) {
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return 0, nil, err
+	}
 	cmd := exec.Command(program, "rank", dir)
 	cmd.Args[0] = "tbcluster"
+	cmd.Stdin = theirs
 	cmd.Env, cmd.Dir, cmd.SysProcAttr = environment(u), home(u), attributes(u)
-	if err := cmd.Start(); err != nil {
-		return 0, err
+	err = cmd.Start()
+	if cerr := theirs.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return 0, nil, errors.Join(err, ours.Close())
 	}
 	go func() { _ = cmd.Wait() }() // what became of it is in its status file
-	return cmd.Process.Pid, nil
+	return cmd.Process.Pid, ours, nil
 }
 
 // socketpair returns both ends of a stream socket, close-on-exec.

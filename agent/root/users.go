@@ -13,6 +13,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/schema"
 	"tbcluster/host/sock"
 )
 
@@ -34,6 +35,8 @@ type people struct {
 	guests   *guests // whom to believe; nil for every socket
 	canBeAny bool    // whether this process can become any user
 
+	rootWorks bool // Options.RootWorks
+
 	mu   sync.Mutex
 	file peopleFile
 }
@@ -42,6 +45,8 @@ type peopleFile struct {
 	Schema   int       `json:"schema"`
 	Owners   []string  `json:"owners"`
 	Mappings []Mapping `json:"mappings"`
+	// Vouched are users for whom root has spoken on its own socket.
+	Vouched []string `json:"vouched,omitempty"`
 }
 
 const peopleSchema = 1
@@ -55,11 +60,11 @@ func (p *people) load() error {
 	if err != nil {
 		return fault.New(fault.FileIO, "read who may do what", err, "make it readable for root").At(p.path)
 	}
+	if err := schema.Check(data, peopleSchema, p.path); err != nil {
+		return err
+	}
 	if err := json.Unmarshal(data, &p.file); err != nil {
 		return fault.New(fault.FileIO, "read who may do what", err, "remove the file; owners and mappings are then given anew by `tbcluster pair --map`").At(p.path)
-	}
-	if p.file.Schema > peopleSchema {
-		return fault.Newf(fault.StateTooNew, "install the newer version again", "the file of who may do what is of schema %d, this program knows %d", p.file.Schema, peopleSchema).At(p.path)
 	}
 	return nil
 }
@@ -157,6 +162,10 @@ func (p *people) setMapping(ctx context.Context, by User, m Mapping) error {
 		}
 		if u.UID != by.UID && by.UID != 0 && by.UID != p.self {
 			return fault.Newf(fault.Denied, "ask root to do it", "%s may map people of other nodes to himself only, not to %s", by.Name, m.Local)
+		}
+		if by.UID == 0 && !p.rootMayMap(u) {
+			return fault.Newf(fault.Denied, fmt.Sprintf("as root run the tbcluster command for it (pair --as %[1]s, pair --map NODE/USER=%[1]s), which asks the root half itself; or put %[1]s into owners in the configuration", m.Local),
+				"root has not said itself that people of other nodes may act as %s", m.Local)
 		}
 	}
 	p.mu.Lock()

@@ -294,6 +294,10 @@ func httpFault(o *chatOptions, resp *http.Response) error {
 			reason = fault.Reason(strings.ToUpper(code))
 		}
 	}
-	return fault.New(reason, "ask "+o.model, errors.New(why), "`tbcluster ps` lists the instances and says which are ready").
+	fix := "`tbcluster ps` lists the instances and says which are ready"
+	if reason == fault.Denied {
+		fix = "`tbcluster pair --list` says which role each node has"
+	}
+	return fault.New(reason, "ask "+o.model, errors.New(why), fix).
 		With("http_status", fmt.Sprint(resp.StatusCode))
 }

@@ -116,6 +116,7 @@ func TestChatErrorsOfTheGateway(t *testing.T) {
 		{404, `{"error":{"message":"nobody serves gpt-9; ready: smol","code":"model_not_found"}}`, fault.ExitUnknown, "nobody serves gpt-9; ready: smol"},
 		{503, `{"error":{"message":"smol is loading","code":"INSTANCE_NOT_READY"}}`, fault.ExitPrecondition, "smol is loading"},
 		{502, `{"error":{"message":"gamma is down","code":"node_down"}}`, fault.ExitNodeDown, "gamma is down"},
+		{403, `{"error":{"message":"alpha has the role viewer","code":"role_too_low"}}`, fault.ExitDenied, "alpha has the role viewer"},
 		{500, `not json`, fault.ExitFailed, "not json"},
 		{400, `{"error":{"message":"exceed_context_size_error","code":400}}`, fault.ExitUsage, "exceed_context_size_error"},
 	} {

@@ -155,7 +155,7 @@ func even(layers, n int) []int {
 func (a *Adapter) Finish(r spec.Request, ranks []spec.Rank) error {
 	for i := range ranks {
 		rk := &ranks[i]
-		rk.Env = map[string]string{"GGML_NO_BACKTRACE": "1"} // else gdb runs when it aborts
+		rk.Env = map[string]string{quietAbort: "1"}
 		if len(rk.Ports) != 1 || !rk.Ports[0].AddrPort().IsValid() || rk.Ports[0].Number == 0 {
 			return fault.Newf(fault.Internal, "", "rank %d of %s has no port", i, r.InstanceName)
 		}

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"tbcluster/host/proc"
 	"tbcluster/instance/spec"
 )
 
@@ -37,6 +38,19 @@ func cacheDir(home string) string {
 	}
 	return filepath.Join(home, ".cache", "tbcluster")
 }
+
+// Programs are the names of the files that a rank may be, and Variables what its
+// environment may hold: no others set what code is loaded.
+var (
+	Programs  = append([]string{serverName}, rpcNames...)
+	Variables = []string{quietAbort, keyVariable}
+)
+
+const (
+	serverName = "llama-server"
+	// quietAbort keeps gdb from running when it aborts.
+	quietAbort = "GGML_NO_BACKTRACE"
+)
 
 // rpcNames are the names of the RPC server, the present one first.
 var rpcNames = []string{"ggml-rpc-server", "rpc-server"}
@@ -72,7 +86,7 @@ func (a *Adapter) Detect(ctx context.Context, home string) spec.Engine {
 			continue
 		}
 		seen = append(seen, dir)
-		server := filepath.Join(dir, "llama-server")
+		server := filepath.Join(dir, serverName)
 		if !executable(server) {
 			continue
 		}
@@ -102,7 +116,8 @@ type builds struct {
 }
 
 func (a *Adapter) inspect(ctx context.Context, server, home string) (spec.Engine, error) {
-	real, err := filepath.EvalSymlinks(server)
+	// It is run here already, to see what it is.
+	real, err := trusted(server)
 	if err != nil {
 		return spec.Engine{}, err
 	}
@@ -110,6 +125,9 @@ func (a *Adapter) inspect(ctx context.Context, server, home string) (spec.Engine
 	for _, dir := range []string{filepath.Dir(server), filepath.Dir(real)} {
 		for _, n := range rpcNames {
 			if p := filepath.Join(dir, n); rpc == "" && executable(p) {
+				if _, err := trusted(p); err != nil {
+					return spec.Engine{}, err
+				}
 				rpc = p
 			}
 		}
@@ -130,6 +148,16 @@ func (a *Adapter) inspect(ctx context.Context, server, home string) (spec.Engine
 	defer a.builds.mu.Unlock()
 	a.builds.seen = map[string]spec.Engine{key: e} // one build at a time is enough
 	return e, nil
+}
+
+// trusted returns the real path of a program that nobody but root and this user
+// could have put there.
+func trusted(program string) (string, error) {
+	real, err := proc.TrustedProgram(program, uint32(os.Getuid()), uint32(os.Getgid()))
+	if err != nil {
+		return "", fmt.Errorf("%s is left alone, since somebody else could have put it there (%w)", program, err)
+	}
+	return real, nil
 }
 
 func probe(ctx context.Context, server, rpc string, files []string, home string) (spec.Engine, error) {

@@ -39,6 +39,19 @@ func ResolveUser(ctx context.Context, uid uint32) (User, error) {
 	return u, nil
 }
 
+// People reports whether the machine has an account of a person besides root, as
+// its files or directory services list them: one that can log in and has the
+// number of an ordinary user (1000 to 60000, login.defs(5); from 501 on macOS).
+func People(ctx context.Context) (bool, error) {
+	return resolver{run: runProgram, etc: "/etc"}.people(ctx)
+}
+
+// person reports whether an account is one that a person logs in with.
+func (u User) person(least uint32) bool {
+	shell := filepath.Base(u.Shell)
+	return u.UID >= least && u.UID <= 60000 && shell != "nologin" && shell != "false" && shell != "sync"
+}
+
 // resolveTimeout is how long a directory service may take to answer.
 const resolveTimeout = 15 * time.Second
 

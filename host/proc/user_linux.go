@@ -98,3 +98,21 @@ func (r resolver) passwdInFile(uid uint32) (User, error) {
 	}
 	return User{}, ErrNoUser
 }
+
+// people asks getent for all accounts it lists, and reads the file without it.
+func (r resolver) people(ctx context.Context) (bool, error) {
+	out, err := r.run(ctx, "getent", "passwd")
+	if errors.Is(err, errNoProgram) {
+		out, err = os.ReadFile(filepath.Join(r.etc, "passwd"))
+	}
+	if err != nil {
+		return false, err
+	}
+	const least = 1000
+	for _, line := range strings.Split(string(out), "\n") {
+		if u, err := parsePasswd(line, linuxPasswd); err == nil && u.person(least) {
+			return true, nil
+		}
+	}
+	return false, nil
+}

@@ -154,3 +154,28 @@ func FuzzGroups(f *testing.F) {
 		}
 	})
 }
+
+func TestPeopleAreToldFromServices(t *testing.T) {
+	const services = "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/usr/sbin:/usr/sbin/nologin\nbuild:x:1001:1001::/var/build:/bin/false\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\ngarbage\n"
+	for text, want := range map[string]bool{
+		services: false,
+		services + "ada:x:1000:1000:Ada:/home/ada:/bin/zsh\n": true,
+		services + "ada:x:1000:1000:Ada:/home/ada:\n":         true, // an empty shell is /bin/sh
+	} {
+		etc := t.TempDir()
+		if err := os.WriteFile(filepath.Join(etc, "passwd"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for how, r := range map[string]resolver{
+			"getent": {run: programs{"getent passwd": text}.run, etc: "/nonexistent"},
+			"file":   {run: programs{}.run, etc: etc},
+		} {
+			if got, err := r.people(t.Context()); err != nil || got != want {
+				t.Errorf("%s: %v, %v, want %v in\n%s", how, got, err, want, text)
+			}
+		}
+	}
+	if _, err := (resolver{run: programs{}.run, etc: "/nonexistent"}).people(t.Context()); err == nil {
+		t.Error("nothing can be read, and that is an answer")
+	}
+}

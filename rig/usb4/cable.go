@@ -8,8 +8,10 @@ import (
 	"time"
 )
 
-// defaultTraining is how long lanes take to come up.
-const defaultTraining = 20 * time.Millisecond
+// defaultTraining is how long lanes take to come up. It is longer than a driver
+// takes from its first packet to the port resets with which it starts, so that
+// the other end does not hear of a link that goes at once.
+const defaultTraining = 100 * time.Millisecond
 
 // Cable is a cable between two ports.
 type Cable struct {

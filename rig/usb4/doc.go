@@ -30,9 +30,14 @@
 // retimers, system sleep. Frames arrive in order or not at all; nothing is
 // ever duplicated, as on hardware.
 //
+// Loading a driver. The thunderbolt driver resets what it finds: by the host
+// router reset of version 2, else by a downstream port reset of each port (its
+// parameter host_reset). Both take the links down for as long as training takes,
+// and the other ends hear of an unplug and a plug. Unloading it changes nothing:
+// the link stays up.
+//
 // Runtime power management: when nothing is plugged in, the driver suspends the
-// host after some 15 s. The host then signals a wake by PME as the driver has
-// asked for it (PORT_CS_19 WOC, WOD), but a guest without a PCIe root port in
-// front of the device does not hear it: write "on" to power/control of the PCI
-// device if a later plug must be seen.
+// host after some 15 s. A plug then sets the PME status of the function as the
+// driver has asked for (PORT_CS_19), which Linux looks at once a second; the
+// event follows when the driver is awake.
 package usb4

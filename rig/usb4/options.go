@@ -131,7 +131,7 @@ type CableOptions struct {
 	// both ends can do.
 	Speed Generation
 	// Training is how long lanes take to come up after a plug or a reset; 0 is
-	// 20 ms, less than nothing is no time at all.
+	// 100 ms, less than nothing is no time at all.
 	Training time.Duration
 	// Unplugged has Connect leave the cable unplugged.
 	Unplugged bool

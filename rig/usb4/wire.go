@@ -16,7 +16,7 @@ const (
 	ahead = 100 * time.Microsecond
 	// behind is for how long a wire makes up for time that was lost because we
 	// were late, while there was something to send all the time.
-	behind = 250 * time.Millisecond
+	behind = time.Second
 	// maxFlying is how many frames may be under way in one direction. The next
 	// one waits in its ring.
 	maxFlying = 16384

@@ -72,6 +72,10 @@ var imports = map[string][]string{
 var testImports = map[string][]string{
 	// A supervisor is worth something with a real engine.
 	"instance/supervise": {"engine/llamacpp"},
+	// A root half is attacked by an agent that is a test.
+	"e2e": {"agent", "mesh/identity"},
+	// What a crash leaves is seen on a real machine alone.
+	"agent/root": {"linux"},
 }
 
 // pkg is what `go list -json` tells of a package.

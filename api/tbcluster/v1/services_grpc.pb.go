@@ -334,6 +334,7 @@ var NodeService_ServiceDesc = grpc.ServiceDesc{
 
 const (
 	LinkService_Rescan_FullMethodName = "/tbcluster.v1.LinkService/Rescan"
+	LinkService_Bench_FullMethodName  = "/tbcluster.v1.LinkService/Bench"
 )
 
 // LinkServiceClient is the client API for LinkService service.
@@ -344,6 +345,9 @@ const (
 type LinkServiceClient interface {
 	// Rescan reads the Thunderbolt layer and the interfaces anew, now.
 	Rescan(ctx context.Context, in *RescanRequest, opts ...grpc.CallOption) (*RescanResponse, error)
+	// Bench measures a proven link, each direction and the round trip, and
+	// keeps the result as the link's measured rate.
+	Bench(ctx context.Context, in *BenchRequest, opts ...grpc.CallOption) (*BenchResponse, error)
 }
 
 type linkServiceClient struct {
@@ -364,6 +368,16 @@ func (c *linkServiceClient) Rescan(ctx context.Context, in *RescanRequest, opts 
 	return out, nil
 }
 
+func (c *linkServiceClient) Bench(ctx context.Context, in *BenchRequest, opts ...grpc.CallOption) (*BenchResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BenchResponse)
+	err := c.cc.Invoke(ctx, LinkService_Bench_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LinkServiceServer is the server API for LinkService service.
 // All implementations must embed UnimplementedLinkServiceServer
 // for forward compatibility.
@@ -372,6 +386,9 @@ func (c *linkServiceClient) Rescan(ctx context.Context, in *RescanRequest, opts 
 type LinkServiceServer interface {
 	// Rescan reads the Thunderbolt layer and the interfaces anew, now.
 	Rescan(context.Context, *RescanRequest) (*RescanResponse, error)
+	// Bench measures a proven link, each direction and the round trip, and
+	// keeps the result as the link's measured rate.
+	Bench(context.Context, *BenchRequest) (*BenchResponse, error)
 	mustEmbedUnimplementedLinkServiceServer()
 }
 
@@ -384,6 +401,9 @@ type UnimplementedLinkServiceServer struct{}
 
 func (UnimplementedLinkServiceServer) Rescan(context.Context, *RescanRequest) (*RescanResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Rescan not implemented")
+}
+func (UnimplementedLinkServiceServer) Bench(context.Context, *BenchRequest) (*BenchResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Bench not implemented")
 }
 func (UnimplementedLinkServiceServer) mustEmbedUnimplementedLinkServiceServer() {}
 func (UnimplementedLinkServiceServer) testEmbeddedByValue()                     {}
@@ -424,6 +444,24 @@ func _LinkService_Rescan_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LinkService_Bench_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BenchRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LinkServiceServer).Bench(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LinkService_Bench_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LinkServiceServer).Bench(ctx, req.(*BenchRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LinkService_ServiceDesc is the grpc.ServiceDesc for LinkService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -435,17 +473,23 @@ var LinkService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Rescan",
 			Handler:    _LinkService_Rescan_Handler,
 		},
+		{
+			MethodName: "Bench",
+			Handler:    _LinkService_Bench_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "tbcluster/v1/services.proto",
 }
 
 const (
-	PairingService_Open_FullMethodName   = "/tbcluster.v1.PairingService/Open"
-	PairingService_Join_FullMethodName   = "/tbcluster.v1.PairingService/Join"
-	PairingService_List_FullMethodName   = "/tbcluster.v1.PairingService/List"
-	PairingService_Revoke_FullMethodName = "/tbcluster.v1.PairingService/Revoke"
-	PairingService_Map_FullMethodName    = "/tbcluster.v1.PairingService/Map"
+	PairingService_Open_FullMethodName        = "/tbcluster.v1.PairingService/Open"
+	PairingService_Join_FullMethodName        = "/tbcluster.v1.PairingService/Join"
+	PairingService_List_FullMethodName        = "/tbcluster.v1.PairingService/List"
+	PairingService_Revoke_FullMethodName      = "/tbcluster.v1.PairingService/Revoke"
+	PairingService_Map_FullMethodName         = "/tbcluster.v1.PairingService/Map"
+	PairingService_AddClient_FullMethodName   = "/tbcluster.v1.PairingService/AddClient"
+	PairingService_NewIdentity_FullMethodName = "/tbcluster.v1.PairingService/NewIdentity"
 )
 
 // PairingServiceClient is the client API for PairingService service.
@@ -465,6 +509,12 @@ type PairingServiceClient interface {
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
 	// Map says as which local user a person of another node acts here.
 	Map(ctx context.Context, in *MapRequest, opts ...grpc.CallOption) (*MapResponse, error)
+	// AddClient makes a bundle with which a program on another machine uses this
+	// API over the network, until Revoke.
+	AddClient(ctx context.Context, in *AddClientRequest, opts ...grpc.CallOption) (*AddClientResponse, error)
+	// NewIdentity makes this machine a new node in no cluster and starts its agent
+	// anew; it fails while something runs here.
+	NewIdentity(ctx context.Context, in *NewIdentityRequest, opts ...grpc.CallOption) (*NewIdentityResponse, error)
 }
 
 type pairingServiceClient struct {
@@ -534,6 +584,26 @@ func (c *pairingServiceClient) Map(ctx context.Context, in *MapRequest, opts ...
 	return out, nil
 }
 
+func (c *pairingServiceClient) AddClient(ctx context.Context, in *AddClientRequest, opts ...grpc.CallOption) (*AddClientResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddClientResponse)
+	err := c.cc.Invoke(ctx, PairingService_AddClient_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pairingServiceClient) NewIdentity(ctx context.Context, in *NewIdentityRequest, opts ...grpc.CallOption) (*NewIdentityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NewIdentityResponse)
+	err := c.cc.Invoke(ctx, PairingService_NewIdentity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PairingServiceServer is the server API for PairingService service.
 // All implementations must embed UnimplementedPairingServiceServer
 // for forward compatibility.
@@ -551,6 +621,12 @@ type PairingServiceServer interface {
 	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
 	// Map says as which local user a person of another node acts here.
 	Map(context.Context, *MapRequest) (*MapResponse, error)
+	// AddClient makes a bundle with which a program on another machine uses this
+	// API over the network, until Revoke.
+	AddClient(context.Context, *AddClientRequest) (*AddClientResponse, error)
+	// NewIdentity makes this machine a new node in no cluster and starts its agent
+	// anew; it fails while something runs here.
+	NewIdentity(context.Context, *NewIdentityRequest) (*NewIdentityResponse, error)
 	mustEmbedUnimplementedPairingServiceServer()
 }
 
@@ -575,6 +651,12 @@ func (UnimplementedPairingServiceServer) Revoke(context.Context, *RevokeRequest)
 }
 func (UnimplementedPairingServiceServer) Map(context.Context, *MapRequest) (*MapResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Map not implemented")
+}
+func (UnimplementedPairingServiceServer) AddClient(context.Context, *AddClientRequest) (*AddClientResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddClient not implemented")
+}
+func (UnimplementedPairingServiceServer) NewIdentity(context.Context, *NewIdentityRequest) (*NewIdentityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NewIdentity not implemented")
 }
 func (UnimplementedPairingServiceServer) mustEmbedUnimplementedPairingServiceServer() {}
 func (UnimplementedPairingServiceServer) testEmbeddedByValue()                        {}
@@ -680,6 +762,42 @@ func _PairingService_Map_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PairingService_AddClient_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddClientRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PairingServiceServer).AddClient(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PairingService_AddClient_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PairingServiceServer).AddClient(ctx, req.(*AddClientRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PairingService_NewIdentity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NewIdentityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PairingServiceServer).NewIdentity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PairingService_NewIdentity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PairingServiceServer).NewIdentity(ctx, req.(*NewIdentityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PairingService_ServiceDesc is the grpc.ServiceDesc for PairingService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -702,6 +820,14 @@ var PairingService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Map",
 			Handler:    _PairingService_Map_Handler,
+		},
+		{
+			MethodName: "AddClient",
+			Handler:    _PairingService_AddClient_Handler,
+		},
+		{
+			MethodName: "NewIdentity",
+			Handler:    _PairingService_NewIdentity_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
