@@ -230,9 +230,12 @@ func (h *Host) settle() {
 			h.fabric.buffers(&h.rx[i])
 		}
 	}
-	tx := h.dirtyTX // after the receive rings: buffers of ring 0 let it go on
+	// After the receive rings, because buffers of ring 0 let its packets go on;
+	// and ring 0 last, because packets take paths away from frames that were
+	// sent before.
+	tx := h.dirtyTX
 	h.dirtyTX = 0
-	for i := range h.tx {
+	for i := len(h.tx) - 1; i >= 0; i-- {
 		if tx&(1<<i) != 0 {
 			h.fabric.transmit(&h.tx[i])
 		}
