@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -62,39 +63,43 @@ func needDebian(t *testing.T) {
 	}
 }
 
-// debian returns the root of a Debian that a test may change: a copy of one
-// that is made once and kept.
-func debian(t *testing.T) string {
-	t.Helper()
+// baseDebian is a Debian with systemd and little else, made once and kept. It
+// has no message bus: the root half needs none.
+var baseDebian = sync.OnceValues(func() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	base := filepath.Join(cache, "tbcluster", "test", "debian-1")
-	if _, err := os.Stat(base); errors.Is(err, os.ErrNotExist) {
-		work := base + ".new"
-		if err := errors.Join(os.RemoveAll(work), os.MkdirAll(filepath.Dir(base), 0o755)); err != nil {
-			t.Fatal(err)
-		}
-		suite := "stable"
-		if data, err := os.ReadFile("/etc/os-release"); err == nil && strings.Contains(string(data), "\nID=debian\n") {
-			for l := range strings.Lines(string(data)) {
-				if v, ok := strings.CutPrefix(strings.TrimSpace(l), "VERSION_CODENAME="); ok {
-					suite = v
-				}
+	if _, err := os.Stat(base); !errors.Is(err, os.ErrNotExist) {
+		return base, err
+	}
+	work := base + ".new"
+	if err := errors.Join(os.RemoveAll(work), os.MkdirAll(filepath.Dir(base), 0o755)); err != nil {
+		return "", err
+	}
+	suite := "stable"
+	if data, err := os.ReadFile("/etc/os-release"); err == nil && strings.Contains(string(data), "\nID=debian\n") {
+		for l := range strings.Lines(string(data)) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(l), "VERSION_CODENAME="); ok {
+				suite = v
 			}
 		}
-		// No message bus: the root half needs none.
-		out, err := exec.Command("nice", "mmdebstrap", "--mode=root", "--variant=minbase", "--aptopt=APT::Install-Recommends \"false\"",
-			"--include=systemd-sysv,libgomp1,procps", suite, work).CombinedOutput()
-		if err != nil {
-			t.Skipf("no Debian could be made: %v\n%s", err, out)
-		}
-		if err := os.Rename(work, base); err != nil {
-			t.Fatal(err)
-		}
-	} else if err != nil {
-		t.Fatal(err)
+	}
+	out, err := exec.Command("mmdebstrap", "--mode=root", "--variant=minbase", "--aptopt=APT::Install-Recommends \"false\"",
+		"--include=systemd-sysv,libgomp1,procps", suite, work).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("mmdebstrap: %w\n%s", err, out)
+	}
+	return base, os.Rename(work, base)
+})
+
+// debian returns the root of a Debian that a test may change.
+func debian(t *testing.T) string {
+	t.Helper()
+	base, err := baseDebian()
+	if err != nil {
+		t.Skipf("no Debian could be made to install into: %v", err)
 	}
 	dir, err := os.MkdirTemp("", "tbcluster-debian")
 	if err != nil {

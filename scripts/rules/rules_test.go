@@ -52,7 +52,8 @@ var imports = map[string][]string{
 	// End-to-end tests use the program as a person does, and the API.
 	"e2e": {"api", "engine", "host", "lab", "tui"},
 
-	"scripts/rules": {},
+	"scripts/packaging": {},
+	"scripts/rules":     {},
 }
 
 // testImports says what tests may import besides.
