@@ -68,7 +68,8 @@ var imports = map[string][]string{
 	"rig/cluster":       {"api/fault", "rig"},
 	"cmd/tbcluster-rig": {"api/fault", "host", "lab", "rig"},
 
-	"scripts/rules": {"api/fault"},
+	"scripts/rules":     {"api/fault"},
+	"scripts/packaging": {},
 }
 
 // testImports says what tests may import besides.
