@@ -89,14 +89,13 @@ func FuzzCalls(f *testing.F) {
 		f.Add(uint8(i), []byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f})
 	}
 	f.Fuzz(func(t *testing.T, which uint8, in []byte) {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		n := int(which) % (len(methods) + len(handed))
 		if n >= len(methods) {
 			c := caller{asker: host.Asker{Node: "OTHER", UID: 1, Name: "ada"}, role: v1.Role_ROLE_ADMIN}
-			_, err := handed[n-len(methods)].call(withCaller(ctx, c), in)
-			if err == nil && len(in) > 0 && ctx.Err() != nil {
-				t.Errorf("%s goes on after its caller has gone", handed[n-len(methods)].method)
+			if out, err := handed[n-len(methods)].call(withCaller(ctx, c), in); err == nil && len(out) > 1<<20 {
+				t.Errorf("%s answers with %d bytes", handed[n-len(methods)].method, len(out))
 			}
 			return
 		}
