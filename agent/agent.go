@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"tbcluster/agent/config"
+	"tbcluster/agent/metrics"
 	"tbcluster/agent/root"
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
@@ -43,7 +44,9 @@ type Options struct {
 	Version string
 	// Privileged says that there is a root half with rights over the machine.
 	Privileged bool
-	Log        *slog.Logger
+	// RootPID is the process of the root half; 0 where it is not known.
+	RootPID int
+	Log     *slog.Logger
 	// LogFile is where Log writes, for NodeService.Logs; "" where it is nowhere.
 	LogFile string
 }
@@ -67,28 +70,38 @@ type Agent struct {
 	models   *models
 	ranks    *instances
 	gateway  *gateway.Gateway
+	metrics  *metrics.Collector
 	board    *board
 	sections *sectionCache
 
 	started     time.Time
 	controlPort uint16
 	gatewayAddr atomic.Pointer[string]
+	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
-	// lastOwn and lastRTT are what was published and posted last; they belong
-	// to the reconcile loop.
-	lastOwn own
-	lastRTT map[string]uint64
+	// lastOwn, published, steadies and lastRTT are what was published and posted
+	// last; they belong to the reconcile loop.
+	lastOwn   own
+	published map[string][]byte
+	steadies  map[string]steady
+	lastRTT   map[string]uint64
+	// benching is set while a cable of this node is measured.
+	benching atomic.Bool
 	// carrying are the interfaces of cables that are not severed, as last seen
 	// by the loop.
 	carrying map[string]bool
 
 	looking sync.Mutex
-	facts   atomic.Pointer[facts]
-	known   atomic.Pointer[map[string]nodeSections]
-	poked   chan struct{}
-	waiting chan chan struct{} // whoever waits for the next picture
-	leaving chan leaveRequest
+	// examining is held while the doctor collects facts; heardSince is its
+	// memory of nodes that announce themselves and are not connected.
+	examining  sync.Mutex
+	heardSince map[string]time.Time
+	facts      atomic.Pointer[facts]
+	known      atomic.Pointer[map[string]nodeSections]
+	poked      chan struct{}
+	waiting    chan chan struct{} // whoever waits for the next picture
+	leaving    chan leaveRequest
 	// renewed is set when Run has ended for a new identity.
 	renewed bool
 
@@ -109,7 +122,7 @@ type leaveRequest struct{ undo, renew bool }
 
 // New opens the state and prepares everything; nothing is served yet.
 func New(ctx context.Context, opt Options) (*Agent, error) {
-	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, started: time.Now(),
+	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, steadies: map[string]steady{}, started: time.Now(),
 		poked: make(chan struct{}, 1), waiting: make(chan chan struct{}), leaving: make(chan leaveRequest, 1)}
 	if err := os.MkdirAll(opt.Paths.Own(), 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(opt.Paths.Own())
@@ -156,13 +169,15 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	if a.member, err = a.newMember(); err != nil {
 		return nil, err
 	}
-	a.tracker = link.NewTracker(link.Config{Self: string(key.ID()), Dialer: a, Acked: acked, Log: a.log.With("part", "link"), Changed: a.poke})
-	block, err := netip.ParsePrefix(opt.Config.AddressBlock)
+	history, err := link.OpenHistory(opt.Paths.Own(linkHistory), a.log.With("part", "link"))
 	if err != nil {
 		return nil, err
 	}
+	a.tracker = link.NewTracker(link.Config{Self: string(key.ID()), Dialer: a, Acked: acked, History: history, Log: a.log.With("part", "link"), Changed: a.poke})
+	blocks := opt.Config.Blocks() // config.Load has checked them
 	if a.address, err = address.New(address.Config{
-		Self: string(key.ID()), Block: block, StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
+		Self: string(key.ID()), Block: blocks[0], Spares: blocks[1:], StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
+		MTU: opt.Config.MTU, Forward: opt.Config.Forward && a.facts.Load().machine.OS == "linux",
 		InUse: a.addressInUse, Log: a.log.With("part", "address"), Changed: a.poke,
 	}); err != nil {
 		return nil, err
@@ -177,11 +192,15 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		return nil, err
 	}
 	a.gateway = a.newGateway()
+	a.metrics = a.newMetrics()
 	return a, nil
 }
 
 // linkMemory is the file of the addresses that were agreed for links.
 const linkMemory = "links.json"
+
+// linkHistory is the file of when links went down and what benches found.
+const linkHistory = "link-history.json"
 
 // modelsMemory is the file of models that were added by hand.
 const modelsMemory = "models.json"
@@ -274,6 +293,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	start("addresses", func() error { return a.address.Run(ctx) })
 	start("instances", func() error { return a.ranks.run(ctx) })
 	start("the gateway", func() error { return a.serveGateway(ctx) })
+	start("metrics", func() error { return a.serveMetrics(ctx) })
 	running.Go(func() { a.watchHost(ctx) })
 	running.Go(func() { a.reconcileLoop(ctx) })
 	running.Go(func() { a.meetStatic(ctx) })

@@ -50,6 +50,7 @@ var rules = map[string]rule{
 	"/tbcluster.v1.NodeService/Logs":           {read, none, v1.Role_ROLE_OPERATOR},
 	"/tbcluster.v1.NodeService/Changes":        {read, none, v1.Role_ROLE_VIEWER},
 	"/tbcluster.v1.LinkService/Rescan":         {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.LinkService/Bench":          {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
 	"/tbcluster.v1.PairingService/Open":        {change, none, v1.Role_ROLE_ADMIN},
 	"/tbcluster.v1.PairingService/Join":        {change, none, none},
 	"/tbcluster.v1.PairingService/List":        {read, none, v1.Role_ROLE_VIEWER},
@@ -89,6 +90,7 @@ var rules = map[string]rule{
 	"/tbcluster.peer.v1.PeerService/Forward":        {change, v1.Role_ROLE_VIEWER, none}, // and the row of what is forwarded
 	"/tbcluster.peer.v1.PeerService/Logs":           {change, v1.Role_ROLE_OPERATOR, none},
 	"/tbcluster.peer.v1.PeerService/Echo":           {change, v1.Role_ROLE_VIEWER, none},
+	"/tbcluster.peer.v1.PeerService/BenchLink":      {change, v1.Role_ROLE_OPERATOR, none},
 }
 
 const (

@@ -2,7 +2,11 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -10,7 +14,7 @@ import (
 	"tbcluster/api/fault"
 	v1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/doctor"
-	"tbcluster/mesh/discover"
+	"tbcluster/host"
 )
 
 // doctorEvery is how often a node looks for what is wrong with it unasked.
@@ -28,20 +32,79 @@ func (a *Agent) doctorLoop(ctx context.Context) {
 		case <-early:
 		case <-t.C:
 		}
-		a.examine()
+		a.examine(ctx)
 	}
 }
 
 // examine runs every check on this node and publishes what it found.
-func (a *Agent) examine() []*v1.Finding {
-	found := doctor.Check(a.doctorFacts())
+func (a *Agent) examine(ctx context.Context) []*v1.Finding {
+	found := doctor.Check(a.doctorFacts(ctx))
 	if a.models.setFindings(found) {
 		a.poke()
 	}
 	return found
 }
 
-func (a *Agent) doctorFacts() doctor.Facts {
+// maxTowards bounds for how many addresses the way is looked up.
+const maxTowards = 64
+
+// diagnose asks the machine what else is wrong with it, for what d tells.
+func (a *Agent) diagnose(ctx context.Context, d *doctor.Facts) {
+	q := host.Query{}
+	for _, far := range slices.SortedFunc(maps.Keys(d.Towards()), netip.Addr.Compare) {
+		if len(q.Towards) < maxTowards {
+			q.Towards = append(q.Towards, far)
+		}
+	}
+	var err error
+	if d.Diagnosis, err = a.opt.Host.Diagnose(ctx, q); err != nil && ctx.Err() == nil {
+		a.log.Warn("look for what is wrong with the machine", "error", err) // what was found counts all the same
+	}
+	if !slices.ContainsFunc(d.Links, d.Suspicious) {
+		return
+	}
+	if d.Firewalls, err = a.root.Firewalls(ctx); err != nil && !errors.Is(err, host.ErrPermission) && ctx.Err() == nil {
+		a.log.Warn("look for firewalls", "error", err)
+	}
+}
+
+// heard are the nodes that announce themselves and are not connected, with
+// since when both are so.
+func (a *Agent) heard(now time.Time, nodes []*v1.Node) map[string]doctor.Heard {
+	apart := map[string]*v1.Node{}
+	for _, n := range nodes {
+		if n.State == v1.NodeState_NODE_STATE_DOWN || n.State == v1.NodeState_NODE_STATE_UNKNOWN {
+			apart[n.Id] = n
+		}
+	}
+	out := map[string]doctor.Heard{}
+	for _, c := range a.finder.Candidates() {
+		n := apart[string(c.Node)]
+		// An announcement of before it went down, or of long ago, says nothing.
+		if n == nil || len(c.Addresses) == 0 || now.Sub(c.Seen) > announcedWithin || c.Seen.Before(n.StateSince.AsTime()) {
+			continue
+		}
+		at := c.Addresses[0].Addr
+		h := doctor.Heard{Address: at.String(), Port: int(at.Port()), Since: now}
+		if was, ok := a.heardSince[n.Id]; ok {
+			h.Since = was
+		}
+		out[n.Id] = h
+	}
+	a.heardSince = map[string]time.Time{}
+	for id, h := range out {
+		a.heardSince[id] = h.Since
+	}
+	return out
+}
+
+// announcedWithin is how old an announcement may be: nodes are asked for every
+// ten seconds.
+const announcedWithin = 25 * time.Second
+
+func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
+	a.examining.Lock()
+	defer a.examining.Unlock()
 	f := a.facts.Load()
 	s, _ := a.board.get()
 	d := doctor.Facts{Now: time.Now(), Self: a.id(), Name: a.name(), Machine: f.machine, Thunderbolt: f.tb, Network: f.net,
@@ -77,11 +140,31 @@ func (a *Agent) doctorFacts() doctor.Facts {
 			}
 		}
 	}
-	if i := slices.IndexFunc(a.finder.Troubles(), func(t discover.Trouble) bool { return t.Blocked }); i >= 0 {
-		t := a.finder.Troubles()[i]
-		d.Multicast = t.Interface + ": " + t.Err.Error()
-	}
+	d.Multicast = a.multicast()
+	d.Heard = a.heard(d.Now, d.Nodes)
+	a.diagnose(ctx, &d)
 	return d
+}
+
+// multicast says why nodes do not find each other by themselves; "" if they do.
+func (a *Agent) multicast() string {
+	var out []string
+	for _, t := range a.finder.Troubles() {
+		if t.Blocked() {
+			out = append(out, t.String())
+		}
+	}
+	var names []string
+	for _, id := range a.finder.Unheard() {
+		if _, ok := a.store.Member(id); ok {
+			names = append(names, a.nameOf(id))
+		}
+	}
+	if len(names) > 0 {
+		out = append(out, "nothing is heard of what "+strings.Join(names, ", ")+" announces, though it is on the same network and answers: "+
+			"multicast is blocked here or there, or lost on the way")
+	}
+	return strings.Join(out, "; ")
 }
 
 // doctorServer looks for what is wrong.
@@ -90,8 +173,8 @@ type doctorServer struct {
 	a *Agent
 }
 
-func (s *doctorServer) checkHere(context.Context, *v1.CheckRequest) (*v1.CheckResponse, error) {
-	return &v1.CheckResponse{Findings: s.a.examine()}, nil
+func (s *doctorServer) checkHere(ctx context.Context, _ *v1.CheckRequest) (*v1.CheckResponse, error) {
+	return &v1.CheckResponse{Findings: s.a.examine(ctx)}, nil
 }
 
 // Check runs every check on the named nodes, or on all.

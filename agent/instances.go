@@ -313,6 +313,10 @@ func (a *Agent) openInstances() (*instances, error) {
 	if r.local == nil {
 		return nil, err
 	}
+	if fault.Is(err, fault.StateTooNew) {
+		r.local.Close()
+		return nil, err
+	}
 	if err != nil {
 		// Records that cannot be read do not keep the others from being adopted.
 		log.Error("read the records of ranks", "error", err)
@@ -323,6 +327,11 @@ func (a *Agent) openInstances() (*instances, error) {
 		Change: func(supervise.Instance) { a.poke() }, Removed: func(string) { a.poke() }, Log: log,
 	})
 	if r.manager == nil {
+		r.local.Close()
+		return nil, err
+	}
+	if fault.Is(err, fault.StateTooNew) {
+		r.manager.Close()
 		r.local.Close()
 		return nil, err
 	}

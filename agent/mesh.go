@@ -222,12 +222,20 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	slow := time.NewTicker(2 * time.Second) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
+	news := true
+	var last time.Time // the whole picture
 	for {
-		a.reconcile(ctx)
+		begin := time.Now()
+		if news || begin.Sub(last) > pictureEvery || a.ownNews(ctx) {
+			a.reconcile(ctx)
+			last = begin
+		}
+		took := time.Since(begin)
 		for _, w := range waiters {
 			close(w)
 		}
 		waiters = waiters[:0]
+		news = true
 		select {
 		case <-ctx.Done():
 			return
@@ -237,20 +245,35 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case <-members:
 		case <-found:
 		case <-slow.C:
+			news = false
 		}
-		// What changes together is seen together.
+		// What changes together is seen together, and among many nodes, where
+		// something always changes, the picture is not all that this does.
+		wait := max(gather, min(gatherShare*took, gatherMost)-time.Since(begin))
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(15 * time.Millisecond):
+		case <-time.After(wait):
 		}
 	}
 }
 
+const (
+	// gather is how long a change waits for others; gatherShare times what the
+	// last picture took is the least between the beginnings of two, up to
+	// gatherMost.
+	gather      = 15 * time.Millisecond
+	gatherShare = 6
+	gatherMost  = 150 * time.Millisecond
+	// pictureEvery is how often the picture is made anew though nothing told of a
+	// change.
+	pictureEvery = 30 * time.Second
+)
+
 func (a *Agent) reconcile(ctx context.Context) {
 	views := a.member.Snapshot()
 	known := a.sections.read(views)
-	peers, claims := a.peersOf(views, known)
+	peers, claims, reach := a.peersOf(views, known)
 	a.tracker.SetPeers(peers)
 	byPort := map[string]link.Address{}
 	for _, l := range a.address.Links() {
@@ -258,6 +281,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 	}
 	a.tracker.SetAddresses(byPort)
 	a.address.SetClaims(claims)
+	a.address.SetReach(reach)
 	var ends []address.End
 	for _, e := range a.tracker.Ends() {
 		ends = append(ends, address.End{Port: e.Port, Interface: e.Interface, Present: e.Present, PeerID: e.PeerID, PeerPort: e.PeerPort,
@@ -273,9 +297,8 @@ func (a *Agent) reconcile(ctx context.Context) {
 
 // peersOf turns what is known of the other nodes into what links and addresses
 // need of them.
-func (a *Agent) peersOf(views []member.NodeView, known map[string]nodeSections) ([]link.Peer, map[string][]*peerv1.AddressClaim) {
-	var peers []link.Peer
-	claims := map[string][]*peerv1.AddressClaim{}
+func (a *Agent) peersOf(views []member.NodeView, known map[string]nodeSections) (peers []link.Peer, claims map[string][]*peerv1.AddressClaim, reach map[string]address.Reach) {
+	claims, reach = map[string][]*peerv1.AddressClaim{}, map[string]address.Reach{}
 	for _, v := range views {
 		if m, ok := a.store.Member(v.ID); !ok || m.Revoked {
 			continue
@@ -289,10 +312,18 @@ func (a *Agent) peersOf(views []member.NodeView, known map[string]nodeSections) 
 			// No ends is something else than nothing said.
 			p.Reports = append([]*peerv1.LinkReport{}, k.links.Links...)
 			claims[string(v.ID)] = k.links.Claims
+			if r := (address.Reach{Forwards: k.links.Forwards}); p.Up && r.Forwards {
+				for _, l := range k.links.Links {
+					if l.Proven {
+						r.Neighbours = append(r.Neighbours, l.ProbedNodeId)
+					}
+				}
+				reach[string(v.ID)] = r
+			}
 		}
 		peers = append(peers, p)
 	}
-	return peers, claims
+	return peers, claims, reach
 }
 
 // leaveDeadCables ends the connections over cables that carry nothing any more,
@@ -319,6 +350,9 @@ func (a *Agent) noteMet(views []member.NodeView) {
 		if v.State != member.Up {
 			continue
 		}
+		if a.adjacent(v.Via) {
+			a.finder.Reached(v.ID)
+		}
 		for _, w := range a.channel.Ways(v.ID) {
 			// Where the other side made the connection its port is another.
 			if w.Kind == channel.LAN && strings.HasSuffix(v.Via, w.Addr.String()) {
@@ -326,6 +360,34 @@ func (a *Agent) noteMet(views []member.NodeView) {
 			}
 		}
 	}
+}
+
+// adjacent reports whether a connection ("interface address:port") goes to a
+// machine on a network of this one, without a router between.
+func (a *Agent) adjacent(via string) bool {
+	_, addr, ok := strings.Cut(via, " ")
+	if !ok {
+		addr = via
+	}
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return false
+	}
+	far := at.Addr().Unmap().WithZone("")
+	if far.IsLinkLocalUnicast() {
+		return true
+	}
+	for _, i := range a.facts.Load().net.Interfaces {
+		if i.Loopback || !i.Up {
+			continue
+		}
+		for _, p := range i.Addresses {
+			if p.Contains(far) && !p.IsSingleIP() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // meetEvery is how often peers of the configuration are tried that nobody has
@@ -408,7 +470,7 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 		}
 		add(e.PeerID, channel.Way{Kind: channel.Cable, Interface: e.Interface, Addr: netip.AddrPortFrom(l.Remote, port), LinkID: linkIDs[e.Port]})
 	}
-	block, _ := netip.ParsePrefix(a.opt.Config.AddressBlock)
+	ours := a.cableAddresses(known)
 	for _, c := range a.finder.Candidates() {
 		if c.Node == "" {
 			continue
@@ -418,9 +480,7 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 			if at.Cable {
 				w.Kind = channel.Cable
 			}
-			// Link and node addresses of ours are ways only as the links above
-			// say: by the LAN they would lead nowhere.
-			if at.Addr.Addr().Is4() && block.Contains(at.Addr.Addr()) {
+			if ours(at.Addr.Addr()) {
 				continue
 			}
 			add(string(c.Node), w)
@@ -439,6 +499,31 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 		if len(ways[p.NodeID]) > 0 {
 			a.member.Kick(id)
 		}
+	}
+}
+
+// cableAddresses tells which addresses are link and node addresses of ours:
+// they are ways only as the links say, by the LAN they would lead nowhere. A LAN
+// may lie in one of our blocks, though.
+func (a *Agent) cableAddresses(known map[string]nodeSections) func(netip.Addr) bool {
+	claimed := map[netip.Addr]bool{}
+	for _, k := range known {
+		for _, c := range k.links.GetClaims() {
+			if p, err := netip.ParsePrefix(c.Prefix); err == nil {
+				claimed[p.Addr()] = true
+			}
+		}
+	}
+	var lans []netip.Prefix
+	for _, i := range a.facts.Load().net.Interfaces {
+		if !i.Cable && !i.Loopback {
+			lans = append(lans, i.Addresses...)
+		}
+	}
+	blocks := a.opt.Config.Blocks()
+	return func(at netip.Addr) bool {
+		holds := func(p netip.Prefix) bool { return p.Masked().Contains(at) }
+		return claimed[at] || slices.ContainsFunc(blocks, holds) && !slices.ContainsFunc(lans, holds)
 	}
 }
 

@@ -277,6 +277,7 @@ func (a *Agent) forwardable() []forwarded {
 		forward("/tbcluster.v1.InstanceService/Place", func() *v1.PlaceRequest { return &v1.PlaceRequest{} }, i.placeHere),
 		forward("/tbcluster.v1.InstanceService/Stop", func() *v1.StopInstanceRequest { return &v1.StopInstanceRequest{} }, i.stopHere),
 		forward("/tbcluster.v1.DoctorService/Check", func() *v1.CheckRequest { return &v1.CheckRequest{} }, d.checkHere),
+		forward("/tbcluster.v1.LinkService/Bench", func() *v1.BenchRequest { return &v1.BenchRequest{} }, (&linkServer{a: a}).benchHere),
 		forward("/tbcluster.v1.NodeService/Rename", func() *v1.RenameRequest { return &v1.RenameRequest{} }, n.Rename),
 	}
 }

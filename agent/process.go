@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +26,7 @@ import (
 	"tbcluster/host/proc"
 	"tbcluster/host/sock"
 	"tbcluster/linux"
+	"tbcluster/linux/systemd"
 	"tbcluster/mesh/identity"
 	"tbcluster/mesh/member"
 )
@@ -38,6 +38,13 @@ type Process struct {
 	Verbose bool
 	// RootHalf is the descriptor of the root half's socketpair; 0 without one.
 	RootHalf int
+	// AgentSocket is a socket on which a manager of services answers by starting
+	// the agent, with the connection as its RootHalf; "" where the root half
+	// starts the agent itself.
+	AgentSocket string
+	// Slice is the slice of systemd in which ranks get scopes of their own; ""
+	// where they stay where the root half is.
+	Slice string
 	// Stderr gets the log too, for whoever runs it in a terminal.
 	Stderr io.Writer
 }
@@ -119,6 +126,11 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 		if err != nil {
 			return fault.New(fault.Internal, "talk to the root half", err, "start it by `tbcluster up`")
 		}
+		cred, err := sock.PeerCred(conn)
+		if err != nil {
+			return errors.Join(fault.New(fault.Internal, "see who the root half is", err, "start it by `tbcluster up`"), conn.Close())
+		}
+		opt.RootPID = cred.PID
 		opt.Root = root.Connect(conn)
 	} else {
 		s, err := root.NewServer(ctx, p.rootOptions(opt.Host, c, log, prog, os.Getgid()))
@@ -163,7 +175,7 @@ func renew(p Paths, now time.Time) error {
 func (p Process) rootOptions(h host.Host, c config.Config, log *slog.Logger, prog string, gid int) root.Options {
 	o := root.Options{Host: h, StateDir: p.Paths.State, Program: prog, Resolve: resolver{}, PeerUID: PeerUID,
 		AgentGID: gid, Owners: c.Owners, Log: log, Engines: llamacpp.Programs, EngineEnv: llamacpp.Variables, RootWorks: rootWorks(c, log)}
-	o.Block, _ = netip.ParsePrefix(c.AddressBlock) // config.Load has checked it
+	o.Blocks = c.Blocks()
 	if n, err := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32); err == nil && os.Getuid() == 0 {
 		o.Founder = uint32(n)
 	}
@@ -281,6 +293,9 @@ func RunRoot(ctx context.Context, p Process) (err error) {
 	}
 	opt := p.rootOptions(newHost(c), c, log, prog, gid)
 	opt.RunDir = p.Paths.Run
+	if p.Slice != "" {
+		opt.Place = systemd.Slice(p.Slice).Put
+	}
 	s, err := root.NewServer(ctx, opt)
 	if err != nil {
 		return err
@@ -296,7 +311,11 @@ func RunRoot(ctx context.Context, p Process) (err error) {
 	wait := least
 	for {
 		begin := time.Now()
-		left, err := p.runChild(ctx, s, prog, uid, gid, other)
+		run := func() (bool, error) { return p.runChild(ctx, s, prog, uid, gid, other) }
+		if p.AgentSocket != "" {
+			run = func() (bool, error) { return p.runElsewhere(ctx, s) }
+		}
+		left, err := run()
 		if left || ctx.Err() != nil {
 			return err
 		}
@@ -408,4 +427,62 @@ func (p Process) runChild(ctx context.Context, s *root.Server, prog string, uid,
 	late := time.AfterFunc(endFor+goodbyeFor+time.Second, func() { _ = cmd.Process.Kill() }) // it may have ended
 	defer late.Stop()
 	return left, errors.Join(serr, cmd.Wait())
+}
+
+// runElsewhere has a manager of services run one agent, and serves it. The
+// manager ends it too, when it ends us.
+func (p Process) runElsewhere(ctx context.Context, s *root.Server) (left bool, err error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", p.AgentSocket)
+	if err != nil {
+		return false, fault.New(fault.Connection, "have the agent started", err, "`systemctl start tbcluster.service` starts its socket too").At(p.AgentSocket)
+	}
+	ours, ok := c.(*net.UnixConn)
+	if !ok {
+		return false, errors.Join(fault.Newf(fault.Internal, "", "%s is no Unix socket", p.AgentSocket), c.Close())
+	}
+	// The agent gives back and says goodbye once it sees our end.
+	stop := context.AfterFunc(ctx, func() { _ = ours.CloseWrite() }) // it may have ended already
+	defer stop()
+	left, err = s.Serve(context.WithoutCancel(ctx), ours)
+	if cerr := ours.Close(); err == nil && !errors.Is(cerr, net.ErrClosed) {
+		err = cerr
+	}
+	if err == nil && !left && ctx.Err() == nil {
+		err = fault.Newf(fault.Internal, "`journalctl -u 'tbcluster-agent@*'` and `tbcluster logs --agent` say why", "the agent ended")
+	}
+	return left, err
+}
+
+// RunUndo takes back what an agent that is gone left on the machine: it ends
+// the ranks that it started and undoes the changes of the network. It returns
+// what it did, and does nothing while an agent runs.
+func RunUndo(ctx context.Context, p Process) (undone []string, err error) {
+	if os.Geteuid() != 0 {
+		return nil, fault.Newf(fault.NoPermission, "run it as root", "taking back what root's agent did needs root")
+	}
+	if _, err := os.Stat(filepath.Join(p.Paths.State, "root")); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // there never was one
+	}
+	if err := CheckSchema(p.Paths.State); err != nil {
+		return nil, err
+	}
+	unlock, err := lockState(filepath.Join(p.Paths.State, "root", "lock"))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c, err := config.Load(p.Paths.Config)
+	if err != nil {
+		// Which addresses were ours is in the journal.
+		c = config.Default()
+	}
+	prog, err := program()
+	if err != nil {
+		return nil, err
+	}
+	s, err := root.NewServer(ctx, p.rootOptions(newHost(c), c, slog.New(slog.DiscardHandler), prog, os.Getgid()))
+	if err != nil {
+		return nil, err
+	}
+	return s.Undo(ctx)
 }

@@ -71,14 +71,17 @@ func (a *Agent) newGateway() *gateway.Gateway {
 		DialPeer: func(ctx context.Context, node string) (net.Conn, error) {
 			return a.channel.Dial(ctx, identity.NodeID(node), channel.HTTP)
 		},
-		LocalNames: func() []string {
-			names := []string{a.facts.Load().machine.Hostname, a.name()}
-			return append(names, lanAddresses(a.facts.Load().net)...)
-		},
-		APIKeys:  func() []string { return a.opt.Config.GatewayKeys },
-		Activity: a.ranks.activity.note,
-		Log:      a.log.With("part", "gateway"),
+		LocalNames: a.localNames,
+		APIKeys:    func() []string { return a.opt.Config.GatewayKeys },
+		Activity:   a.ranks.activity.note,
+		Log:        a.log.With("part", "gateway"),
 	})
+}
+
+// localNames are names by which a client may call this machine.
+func (a *Agent) localNames() []string {
+	names := []string{a.facts.Load().machine.Hostname, a.name()}
+	return append(names, lanAddresses(a.facts.Load().net)...)
 }
 
 // servePeerGateway answers another node's gateway, which asks for people there:
@@ -266,6 +269,7 @@ func (s *nodeServer) Forget(_ context.Context, q *v1.ForgetRequest) (*v1.ForgetR
 	}
 	s.a.finder.Forget(id)
 	s.a.address.Forget(n.Id)
+	s.a.tracker.Forget(n.Id)
 	s.a.poke()
 	return &v1.ForgetResponse{}, nil
 }
@@ -423,8 +427,8 @@ func (s *nodeServer) Shutdown(ctx context.Context, q *v1.ShutdownRequest) (*v1.S
 		out.Undone = append(out.Undone, "left the addresses, which running instances use")
 	}
 	out.Pids = []uint32{uint32(os.Getpid())}
-	if a.opt.Privileged {
-		out.Pids = append(out.Pids, uint32(os.Getppid()))
+	if a.opt.RootPID > 0 {
+		out.Pids = append(out.Pids, uint32(a.opt.RootPID))
 	}
 	a.leaveSoon(leaveRequest{undo: true})
 	return out, nil

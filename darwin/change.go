@@ -40,6 +40,9 @@ func valid(c host.Change) error {
 				return err
 			}
 		}
+		if len(c.Forwarders) > 0 {
+			return fault.New(fault.Unsupported, c.String(), errors.New("macOS forwards by one switch for all interfaces"), "let a Linux node forward")
+		}
 		return nil
 	}
 	if err := validName(c.Interface); err != nil {
@@ -60,6 +63,8 @@ func valid(c host.Change) error {
 		return nil
 	case host.ChangeRoute:
 		return validRoute(c)
+	case host.ChangeForward:
+		return fault.New(fault.Unsupported, c.String(), errors.New("on macOS that is one switch for all interfaces"), "let a Linux node forward")
 	case host.ChangeUnmanage:
 		return fault.New(fault.Unsupported, c.String(), errors.New("macOS has no manager that could be told so"), "")
 	}

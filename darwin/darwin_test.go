@@ -114,7 +114,7 @@ func TestAPeerMacOnOnePortAndAHubOnAnother(t *testing.T) {
 		}},
 		{ID: "1", UUID: "a0000000-0000-4000-8000-000000000001", Peers: []host.XDomain{{
 			Port: "2", RemoteUUID: "b0000000-0000-4000-8000-000000000001", Vendor: "Apple Inc.", Device: "Mac17,6",
-			RxGbps: 80, TxGbps: 80, CapableGbps: 80, Interface: "en6",
+			RxGbps: 80, TxGbps: 80, Hops: 1, CapableGbps: 80, Interface: "en6",
 			// Its key is garbled in the recording.
 			Services: map[string]uint32{"network": 1, "rdma": 64087},
 		}}},
@@ -148,7 +148,7 @@ func TestThunderbolt4(t *testing.T) {
 func TestAPeerBehindAHub(t *testing.T) {
 	tb := thunderbolt(t, "system_profiler_tb_peer_behind_hub.json", "networksetup_listallhardwareports_mbp.txt")
 	d := tb.Domains[0]
-	if len(d.Peers) != 1 || !d.Peers[0].BehindHub || d.Peers[0].Interface != "en1" || d.Peers[0].CapableGbps != 0 || len(d.Others) != 1 {
+	if len(d.Peers) != 1 || !d.Peers[0].BehindHub || d.Peers[0].Hops != 2 || d.Peers[0].Interface != "en1" || d.Peers[0].CapableGbps != 0 || len(d.Others) != 1 {
 		t.Errorf("got %+v", d)
 	}
 }

@@ -53,6 +53,10 @@ type mac struct {
 	profile []byte
 	asked   time.Time
 	state   string
+
+	// health is what Diagnose found last, the ways left out.
+	health    host.Diagnosis
+	diagnosed time.Time
 }
 
 // profileAge is how long an answer of system_profiler holds.

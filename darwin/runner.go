@@ -14,7 +14,7 @@ import (
 )
 
 // programDirs are where the system's programs are.
-var programDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+var programDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/libexec/ApplicationFirewall"}
 
 // runTimeout is how long a program may take.
 const runTimeout = 20 * time.Second

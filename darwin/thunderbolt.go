@@ -113,7 +113,7 @@ func (w walker) peer(i item, depth int) host.XDomain {
 	x := host.XDomain{
 		Port: w.bus.Receptacle.ID, RemoteUUID: strings.ToLower(i.DomainUUID),
 		Vendor: i.VendorName, Device: firstOf(i.DeviceName, i.Name),
-		RxGbps: speed, TxGbps: speed, BehindHub: depth > 0, Interface: w.device,
+		RxGbps: speed, TxGbps: speed, BehindHub: depth > 0, Hops: depth + 1, Interface: w.device,
 	}
 	if w.capable > 0 {
 		x.CapableGbps = max(w.capable, speed)

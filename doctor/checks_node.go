@@ -48,9 +48,36 @@ func checkNodeDown(f Facts) []seen {
 	}
 	var out []seen
 	for _, n := range f.Nodes {
-		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self {
+		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self && !f.heard(n) {
 			out = append(out, seen{node: n.GetId(), nodeName: n.GetName(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
 		}
+	}
+	return out
+}
+
+// heardFor is how long a node has to announce itself without being connected: a
+// connection takes a moment.
+const heardFor = 10 * time.Second
+
+// heard reports whether a node that is not connected announces itself.
+func (f Facts) heard(n *tbclusterv1.Node) bool {
+	h, ok := f.Heard[n.GetId()]
+	switch n.GetState() {
+	case tbclusterv1.NodeState_NODE_STATE_DOWN, tbclusterv1.NodeState_NODE_STATE_UNKNOWN:
+		return ok && f.Now.Sub(h.Since) >= heardFor
+	}
+	return false
+}
+
+func checkBlocked(f Facts) []seen {
+	var out []seen
+	for _, n := range f.Nodes {
+		if !f.heard(n) {
+			continue
+		}
+		h := f.Heard[n.GetId()]
+		out = append(out, seen{subject: n.GetId(), evidence: strings.TrimSuffix("it announces "+h.Address+"; "+n.GetReason(), "; "),
+			words: map[string]string{"peer": n.GetName(), "port": fmt.Sprint(h.Port)}})
 	}
 	return out
 }
@@ -102,7 +129,7 @@ func checkMemory(f Facts) []seen {
 	if total == 0 || m.Available >= total/memoryShare {
 		return nil
 	}
-	return []seen{{evidence: fmt.Sprintf("%s available", size(m.Available)), words: map[string]string{"free": size(m.Available), "total": size(total)}}}
+	return []seen{{evidence: fmt.Sprintf("%s available", memory(m.Available)), words: map[string]string{"free": memory(m.Available), "total": memory(total)}}}
 }
 
 func checkEngine(f Facts) []seen {
@@ -161,6 +188,61 @@ func checkVersion(f Facts) []seen {
 	return []seen{{evidence: fmt.Sprintf("%d nodes run %s", count[most], most), words: map[string]string{"have": f.Version, "most": most}}}
 }
 
+// checkEngineVersion compares own engines with those of the other nodes. Of two
+// versions that equally many have, the later one counts.
+func checkEngineVersion(f Facts) []seen {
+	count := map[string]map[string]int{}
+	own := map[string]string{}
+	for _, n := range f.Nodes {
+		if n.GetState() != tbclusterv1.NodeState_NODE_STATE_UP {
+			continue
+		}
+		for _, e := range n.GetEngines() {
+			if !e.GetAvailable() || e.GetVersion() == "" {
+				continue
+			}
+			if count[e.GetName()] == nil {
+				count[e.GetName()] = map[string]int{}
+			}
+			count[e.GetName()][e.GetVersion()]++
+			if n.GetId() == f.Self {
+				own[e.GetName()] = e.GetVersion()
+			}
+		}
+	}
+	var out []seen
+	for _, name := range sorted(own) {
+		most := ""
+		for _, v := range sorted(count[name]) {
+			if most == "" || count[name][v] >= count[name][most] {
+				most = v
+			}
+		}
+		if most == own[name] {
+			continue
+		}
+		nodes := fmt.Sprintf("%d nodes have", count[name][most])
+		if count[name][most] == 1 {
+			nodes = "another node has"
+		}
+		out = append(out, seen{subject: name, evidence: nodes + " " + most, words: map[string]string{"engine": name, "have": own[name], "most": most}})
+	}
+	return out
+}
+
+// memlockLeast is what RDMA needs at the least: engines register buffers of
+// hundreds of MiB.
+const memlockLeast = 1 << 30
+
+func checkMemlock(f Facts) []seen {
+	l := f.Diagnosis.Memlock
+	if len(f.Diagnosis.RDMA) == 0 || !l.Known || l.Unlimited || l.Bytes >= memlockLeast {
+		return nil
+	}
+	return []seen{{evidence: fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes, and there is the RDMA device %s", l.Bytes, f.Diagnosis.RDMA[0].Device),
+		words: map[string]string{"limit": memory(l.Bytes)}}}
+}
+
 func checkMulticast(f Facts) []seen {
 	if f.Multicast == "" {
 		return nil
@@ -210,4 +292,19 @@ func size(n uint64) string {
 		return fmt.Sprintf("%.0f %s", v, units[0])
 	}
 	return fmt.Sprintf("%.1f %s", v, units[0])
+}
+
+// memory in words, by powers of 1024 as memory is sold.
+func memory(n uint64) string {
+	const kib, mib, gib = 1 << 10, 1 << 20, 1 << 30
+	switch v := float64(n); {
+	case n < mib:
+		return fmt.Sprintf("%d KiB", n/kib)
+	case n < gib:
+		return fmt.Sprintf("%d MiB", n/mib)
+	case v < 10*gib:
+		return fmt.Sprintf("%.1f GiB", v/gib)
+	default:
+		return fmt.Sprintf("%.0f GiB", v/gib)
+	}
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -28,12 +29,17 @@ func healthy() Facts {
 			Others: []host.Device{{Port: "0-3", Vendor: "OWC", Name: "dock", Authorized: true}},
 		}}},
 		Network: host.Network{Interfaces: []host.Interface{
-			{Name: "thunderbolt0", Cable: true, Up: true, Carrier: true, MTU: 65520},
+			{Name: "thunderbolt0", Cable: true, Up: true, Carrier: true, MTU: 65520, Addresses: []netip.Prefix{netip.MustParsePrefix("10.77.1.1/30")}},
 			{Name: "eth0", Up: true, Carrier: true, MTU: 1500},
 		}},
+		Diagnosis: host.Diagnosis{
+			RDMA:    []host.RDMAPort{{Device: "mlx5_0", Port: 1, State: "DOWN"}}, // of no cable
+			Memlock: host.Limit{Known: true, Bytes: 2 << 30},
+			Ways:    []host.Way{{To: netip.MustParseAddr("10.77.1.2"), Interface: "thunderbolt0"}},
+		},
 		Nodes: []*tbclusterv1.Node{
-			{Id: "aaa", Name: "alpha", State: tbclusterv1.NodeState_NODE_STATE_UP, Version: "0.1.0"},
-			{Id: "bbb", Name: "beta", State: tbclusterv1.NodeState_NODE_STATE_UP, Version: "0.1.0"},
+			{Id: "aaa", Name: "alpha", State: tbclusterv1.NodeState_NODE_STATE_UP, Version: "0.1.0", Engines: llama("b6200")},
+			{Id: "bbb", Name: "beta", State: tbclusterv1.NodeState_NODE_STATE_UP, Version: "0.1.0", Engines: llama("b6200")},
 		},
 		Links: []*tbclusterv1.Link{{
 			Id:    "link1",
@@ -47,6 +53,10 @@ func healthy() Facts {
 		ClockOffsets:  map[string]time.Duration{"bbb": 40 * time.Millisecond},
 		DataInterface: map[string]string{"bbb": "thunderbolt0"},
 	}
+}
+
+func llama(version string) []*tbclusterv1.Engine {
+	return []*tbclusterv1.Engine{{Name: "llamacpp", Available: true, Version: version}, {Name: "vllm", Version: "?"}}
 }
 
 func down(f *Facts) *tbclusterv1.Link {
@@ -81,7 +91,7 @@ var provocations = map[string]struct {
 		f.Commands = []string{"ip link set thunderbolt0 up"}
 	}, []string{"may not set addresses", "ip link set thunderbolt0 up", "set thunderbolt0 up"}},
 	"filter-inactive": {func(f *Facts) { f.FilterReason = "nft is missing" }, []string{"not closed to the LAN", "nft is missing", "--insecure-ranks"}},
-	"mtu-mismatch":    {func(f *Facts) { f.Links[0].B.Mtu = 1500 }, []string{"different MTUs", "beta has 1500", "set 1500 at both"}},
+	"mtu-mismatch":    {func(f *Facts) { f.Links[0].B.Mtu = 1500 }, []string{"different MTUs", "beta has 1500", "set 1500 by hand at both"}},
 	"address-conflict": {func(f *Facts) {
 		f.Conflicts = []Conflict{{Prefix: "10.77.1.1/30", Port: "0-1", With: "the route to 10.77.1.0/24 on eth0"}}
 	}, []string{"10.77.1.1/30", "eth0"}},
@@ -89,16 +99,56 @@ var provocations = map[string]struct {
 	"thunderbolt-driver-missing": {func(f *Facts) { f.Thunderbolt = host.Thunderbolt{} }, []string{"modprobe thunderbolt"}},
 	"thunderbolt-not-authorised": {func(f *Facts) { f.Thunderbolt.Domains[0].Others[0].Authorized = false }, []string{"OWC dock", "port 0-3", "boltctl"}},
 	"thunderbolt-net-missing": {func(f *Facts) {
-		f.NetModuleMissing = true
+		f.Diagnosis.NoNetModule = true
 		f.Thunderbolt.Domains[0].Peers[0].Interface = ""
 	}, []string{"modprobe thunderbolt_net", "beta"}},
+	"thunderbolt-hosts-off": {func(f *Facts) { f.Diagnosis.HostsOff = true }, []string{"xdomain=N", "ignore other machines"}},
+	"thunderbolt-dma-open": {func(f *Facts) {
+		f.Thunderbolt.Domains[0].Security, f.Thunderbolt.Domains[0].IOMMU = "none", false
+	}, []string{"read all memory of alpha", "security none", "iommu_dma_protection 0"}},
+	"offload-when-forwarding": {func(f *Facts) {
+		f.Diagnosis.Offloads = map[string][]string{"thunderbolt0": {"tso", "gso"}}
+	}, []string{"thunderbolt0 on alpha", "sudo ethtool -K thunderbolt0 tso off gso off"}},
+	"firewall-in-the-way": {func(f *Facts) {
+		down(f)
+		f.Firewalls = []host.Firewall{{Tool: "nft", Name: "chain input of the nftables table inet filter", Family: "inet", Table: "filter", Chain: "input"}}
+	}, []string{"a firewall on alpha", "sudo nft insert rule inet filter input iifname thunderbolt0 accept", "chain input"}},
+	"node-blocked": {func(f *Facts) {
+		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "no heartbeat for 11 s"
+		f.Heard = map[string]Heard{"bbb": {Address: "192.168.1.7:7871", Port: 7871, Since: now.Add(-time.Minute)}}
+	}, []string{"beta announces itself, but alpha cannot connect", "sudo ufw allow 7871/tcp", "192.168.1.7:7871"}},
+	"wrong-way": {func(f *Facts) {
+		f.Diagnosis.Ways = []host.Way{{To: netip.MustParseAddr("10.77.1.2"), Interface: "tun0", Gateway: netip.MustParseAddr("10.8.0.1")}}
+	}, []string{"for beta over tun0", "10.77.1.2 is reached over tun0 by 10.8.0.1", "ip route get 10.77.1.2"}},
+	"default-route-on-cable": {func(f *Facts) {
+		f.Network.Interfaces[0].Bridge = "br0"
+		f.Network.Routes = append(f.Network.Routes, host.Route{Destination: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.0.0.1"), Interface: "br0", DHCP: true})
+	}, []string{"default route of alpha", "sudo ip route del default dev br0", "by 10.0.0.1"}},
+	"lan-lease-on-cable": {func(f *Facts) {
+		f.Network.Interfaces[0].Bridge = "bridge0"
+		f.Network.Interfaces = append(f.Network.Interfaces, host.Interface{Name: "bridge0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.57/24")}})
+		f.Diagnosis.Leases = []string{"bridge0"}
+	}, []string{"bridge0 on alpha got a LAN address", "10.0.0.57/24", "Thunderbolt Bridge"}},
+	"addresses-reset": {func(f *Facts) { f.Diagnosis.Resetters = []string{"io.exo.networksetup"} }, []string{"io.exo.networksetup on alpha", "launchctl bootout system/io.exo.networksetup"}},
+	"engine-mismatch": {func(f *Facts) { f.Nodes[0].Engines[0].Version = "b6100" }, []string{"alpha has llamacpp b6100, most nodes have b6200", "tbcluster engine install llamacpp", "another node has b6200"}},
+	"rdma-port-down": {func(f *Facts) {
+		f.Diagnosis.RDMA = []host.RDMAPort{{Device: "mlx5_0", Port: 1, State: "DOWN"}, {Device: "tbr0", Port: 1, State: "DOWN", Interface: "thunderbolt0"}}
+		f.Diagnosis.Memlock = host.Limit{Known: true, Unlimited: true}
+	}, []string{"RDMA device tbr0 on alpha is down", "port 0-1 sees beta", "rdma_ctl status"}},
+	"memlock-low": {func(f *Facts) {
+		f.Diagnosis.RDMA = []host.RDMAPort{{Device: "tbr0", Port: 1, State: "ACTIVE", Active: true}}
+		f.Diagnosis.Memlock = host.Limit{Known: true, Bytes: 8 << 20}
+	}, []string{"lock only 8 MiB", "LimitMEMLOCK=infinity", "tbr0"}},
+	"foreign-rdma-driver": {func(f *Facts) {
+		f.Thunderbolt.Domains[0].Peers[0].Services = map[string]uint32{"network": 1, "tbverb1": 7}
+	}, []string{"beta on port 0-1 of alpha", "tbverb1", "modprobe -r thunderbolt_ibverbs"}},
 	"peer-behind-hub":   {func(f *Facts) { f.Thunderbolt.Domains[0].Peers[0].BehindHub = true }, []string{"behind a hub", "beta on port 0-1"}},
 	"disk-low":          {func(f *Facts) { f.Disks[0].Free = 5 << 30 }, []string{"/home on alpha", "5.4 GB"}},
-	"memory-low":        {func(f *Facts) { f.Machine.Memory.Available = 1 << 30 }, []string{"1.1 GB", "68.7 GB"}},
+	"memory-low":        {func(f *Facts) { f.Machine.Memory.Available = 1 << 30 }, []string{"1.0 GiB", "64 GiB"}},
 	"engine-missing":    {func(f *Facts) { f.Engines[1].Available = false }, []string{"tbcluster engine install llamacpp", "vllm: not found"}},
 	"clock-skew":        {func(f *Facts) { f.ClockOffsets["bbb"] = -90 * time.Second }, []string{"beta is 1m30s behind that of alpha"}},
 	"version-mismatch":  {func(f *Facts) { f.Version = "0.0.9" }, []string{"0.0.9", "Install 0.1.0 on alpha"}},
-	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"cannot announce", "no route to host", "peers"}},
+	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"multicast does not work", "no route to host", "peers"}},
 	"data-on-lan":       {func(f *Facts) { f.DataInterface["bbb"] = "eth0" }, []string{"beta over eth0"}},
 }
 
@@ -158,6 +208,81 @@ func TestTheCatalogueIsWellFormed(t *testing.T) {
 	}
 }
 
+// The words are read aloud by whoever is stuck: what is so, why that matters,
+// what to do.
+func TestEveryFindingSaysWhatWhyAndWhatToDo(t *testing.T) {
+	for _, e := range Catalogue() {
+		for what, s := range map[string]string{"title": e.Title, "meaning": e.Meaning, "fix": e.Fix} {
+			for _, bad := range []string{"  ", "simply", "just ", "please", "TO" + "DO", "e.g.", "i.e.", "!"} {
+				if strings.Contains(s, bad) {
+					t.Errorf("%s: the %s holds %q: %s", e.Code, what, bad, s)
+				}
+			}
+		}
+		if strings.Count(e.Title, ".") > strings.Count(e.Title, "thunderbolt.") || len(e.Title) > 100 {
+			t.Errorf("%s: the title is no single short sentence: %s", e.Code, e.Title)
+		}
+		if len(e.Meaning) < 20 || len(e.Meaning) > 320 {
+			t.Errorf("%s: the meaning has %d characters", e.Code, len(e.Meaning))
+		}
+		// What to do begins with something to do.
+		first, _, _ := strings.Cut(e.Fix, " ")
+		if !slices.Contains(doing, strings.Trim(first, ",")) {
+			t.Errorf("%s: the fix begins with %q, which is nothing to do: %s", e.Code, first, e.Fix)
+		}
+		for _, s := range []string{e.Meaning, e.Fix} {
+			if strings.Count(s, "`")%2 != 0 {
+				t.Errorf("%s: a quoted command does not end: %s", e.Code, s)
+			}
+		}
+	}
+}
+
+// doing are the words with which something to do begins; "On" and "In" say where.
+var doing = []string{"See", "On", "Run", "Switch", "Install", "Unplug", "Plug", "Let", "Take", "Allow", "Start", "Stop", "Remove",
+	"Find", "Set", "Free", "Bring", "Leave"}
+
+func TestFirewallsOfEachKindAreOpenedInTheirOwnWay(t *testing.T) {
+	for tool, want := range map[string]string{"ufw": "sudo ufw allow in on thunderbolt0", "firewalld": "--zone=trusted --add-interface=thunderbolt0",
+		"macOS": "socketfilterfw --add"} {
+		f := healthy()
+		down(&f)
+		f.Firewalls = []host.Firewall{{Tool: tool, Name: "it"}}
+		if found := Check(f); len(found) != 1 || !strings.Contains(found[0].Fix, want) {
+			t.Errorf("%s: %v", tool, found)
+		}
+	}
+	f := healthy()
+	f.Firewalls = []host.Firewall{{Tool: "ufw", Name: "it"}}
+	if found := Check(f); len(found) != 0 {
+		t.Errorf("a firewall that is in nobody's way: %v", found)
+	}
+}
+
+func TestANodeThatWasHeardOnceIsDownAllTheSame(t *testing.T) {
+	f := healthy()
+	f.Nodes[1].State = tbclusterv1.NodeState_NODE_STATE_DOWN
+	f.Nodes[1].Reason = "no heartbeat for 11 s"
+	f.Heard = map[string]Heard{"bbb": {Address: "192.168.1.7:7871", Port: 7871, Since: now.Add(-time.Second)}}
+	if found := Check(f); len(found) != 1 || found[0].Code != "node-down" {
+		t.Errorf("found %v", found)
+	}
+}
+
+func TestRDMAIsNotAskedOfThunderbolt4OnAMac(t *testing.T) {
+	f := healthy()
+	f.Machine.OS = "darwin"
+	f.Thunderbolt.Domains[0].Peers[0].Interface = "en2"
+	f.Diagnosis.RDMA = []host.RDMAPort{{Device: "rdma_en2", Port: 1, State: "DOWN", Interface: "en2"}}
+	if found := Check(f); len(found) != 0 {
+		t.Errorf("at 40 Gb/s: %v", found)
+	}
+	f.Thunderbolt.Domains[0].Peers[0].RxGbps = 80
+	if found := Check(f); len(found) != 1 || found[0].Code != "rdma-port-down" {
+		t.Errorf("at 80 Gb/s: %v", found)
+	}
+}
+
 func TestOneNodeSpeaksAboutALink(t *testing.T) {
 	f := healthy()
 	f.Links[0].NegotiatedGbps = 20
@@ -176,7 +301,7 @@ func TestTheWorstComesFirstAndKeepsItsTime(t *testing.T) {
 	f := healthy()
 	f.DataInterface["bbb"] = "eth0"
 	f.Disks[0].Free = 1
-	f.NetModuleMissing = true
+	f.Diagnosis.NoNetModule = true
 	f.Thunderbolt.Domains[0].Peers[0].Interface = ""
 	first := Check(f)
 	var codes []string

@@ -42,9 +42,21 @@ type Facts struct {
 	// DataInterface is the interface by which a copy of this node reaches another
 	// node now, where that is no cable, by node ID.
 	DataInterface map[string]string
-	// NetModuleMissing is set where Linux has no thunderbolt_net.
-	NetModuleMissing bool
-	Config           Config
+	// Diagnosis is what else the machine tells of itself.
+	Diagnosis host.Diagnosis
+	// Firewalls are what may drop what others send to this machine; asked for
+	// only where a cable is silent.
+	Firewalls []host.Firewall
+	// Heard are nodes that announce themselves and are not connected, by ID.
+	Heard  map[string]Heard
+	Config Config
+}
+
+// Heard is how a node announces itself.
+type Heard struct {
+	Address string    // where, with its control port
+	Port    int       // the control port
+	Since   time.Time // for how long, while it was not connected
 }
 
 // Conflict is an address that clashes.

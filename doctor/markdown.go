@@ -27,13 +27,15 @@ What ` + "`tbcluster doctor`" + `, the status and the terminal UI may tell you, 
 
 - **error**: something is broken. **warning**: a person should look at it. **info**: worth knowing.
 
+| code | severity | what it says |
+|---|---|---|
 `)
 	for _, e := range Catalogue() {
-		fix := e.Fix
-		if strings.HasPrefix(fix, "{") { // what to do is what was seen
-			fix = "What was seen says it."
-		}
-		fmt.Fprintf(&b, "## %s\n\n*%s*: %s\n\n%s\n\n**What to do.** %s\n\n", e.Code, severityWords[e.Severity], e.Title, e.Meaning, strings.ReplaceAll(fix, "\n", " "))
+		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s |\n", e.Code, e.Code, severityWords[e.Severity], e.Title)
+	}
+	b.WriteString("\n")
+	for _, e := range Catalogue() {
+		fmt.Fprintf(&b, "## %s\n\n*%s*: %s\n\n%s\n\n**What to do.** %s\n\n", e.Code, severityWords[e.Severity], e.Title, e.Meaning, strings.ReplaceAll(e.Fix, "\n", " "))
 	}
 	return append(bytes.TrimRight(b.Bytes(), "\n"), '\n')
 }

@@ -22,6 +22,9 @@ type limit struct {
 	what   string
 	most   time.Duration
 	values []time.Duration
+	// difference: each value is the difference of two runs, whose noise adds up:
+	// the median is judged, else the worst.
+	difference bool
 }
 
 var report []string
@@ -38,8 +41,12 @@ func (l *limit) check(t *testing.T) {
 	slices.Sort(l.values)
 	median, worst := l.values[len(l.values)/2], l.values[len(l.values)-1]
 	line(t, l.what, fmt.Sprint(l.most), fmt.Sprint(median.Round(time.Millisecond)), fmt.Sprint(worst.Round(time.Millisecond)), len(l.values))
-	if worst > 2*l.most {
-		t.Errorf("%s: worst %v is more than twice the limit of %v", l.what, worst, l.most)
+	judged, which := worst, "worst"
+	if l.difference {
+		judged, which = median, "median"
+	}
+	if judged > 2*l.most {
+		t.Errorf("%s: %s %v is more than twice the limit of %v", l.what, which, judged, l.most)
 	}
 }
 
@@ -234,7 +241,7 @@ func TestLimitInstances(t *testing.T) {
 	name := c.giveModel("alpha")
 	model := strings.TrimSuffix(name, ".gguf")
 	c.until("alpha", "links and model", func(s *v1.ClusterState) bool { return links(s, proven) == 3 && len(s.Models) == 1 })
-	added := &limit{what: "place, beyond the engine's own start", most: time.Second}
+	added := &limit{what: "place, beyond the engine's own start", most: time.Second, difference: true}
 	for i := range 3 {
 		own := c.startByHand("alpha", name)
 		begin := time.Now()
@@ -280,28 +287,36 @@ func TestLimitInstances(t *testing.T) {
 	notReady.check(t)
 }
 
-// startByHand starts the engine as a person would and returns how long its
-// first completion takes.
+// startByHand starts the engine as a person would and returns how long it is
+// until its first completion has come back.
 func (c *cluster) startByHand(node, model string) time.Duration {
 	c.t.Helper()
-	begin := time.Now()
-	c.run(node, "sh", "-c", `
-		dir=/opt/tbcluster/engines/llamacpp; s=$(find $dir -name llama-server | head -1)
-		$s -m ~/models/`+model+` --host 127.0.0.1 --port 9999 -c 2048 -np 1 >/tmp/hand.log 2>&1 & p=$!
-		i=0
-		python3 -c '
-import time, urllib.request
-for _ in range(600):
-    try:
-        urllib.request.urlopen("http://127.0.0.1:9999/completion", b"{\"prompt\":\"a\",\"n_predict\":1}").read()
-        break
-    except Exception:
-        time.sleep(0.02)
-else:
-    raise SystemExit("it never answered")
-'
-		kill $p; wait $p || true`)
-	return time.Since(begin)
+	out := c.run(node, "sh", "-c", `
+		s=$(find /opt/tbcluster/engines/llamacpp -name llama-server | head -1)
+		exec python3 -c '
+import subprocess, sys, time, urllib.request
+begin = time.monotonic()
+log = open("/tmp/hand.log", "wb")
+engine = subprocess.Popen([sys.argv[1], "-m", sys.argv[2], "--host", "127.0.0.1", "--port", "9999", "-c", "2048", "-np", "1"], stdout=log, stderr=log)
+try:
+    while time.monotonic() - begin < 60 and engine.poll() is None:
+        try:
+            urllib.request.urlopen("http://127.0.0.1:9999/completion", b"{\"prompt\":\"a\",\"n_predict\":1}", timeout=10).read()
+            print(time.monotonic() - begin)
+            break
+        except Exception:
+            time.sleep(0.02)
+    else:
+        raise SystemExit("it never answered: " + open("/tmp/hand.log", errors="replace").read()[-2000:])
+finally:
+    engine.kill()
+    engine.wait()
+' "$s" "$HOME/models/`+model+`"`)
+	seconds, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return time.Duration(seconds * float64(time.Second))
 }
 
 func TestMain(m *testing.M) {

@@ -52,6 +52,23 @@ func (o *observer) next(what string) {
 	if err != nil {
 		o.c.t.Fatalf("%s: waiting for %s: %v\nstate: %s", o.node, what, err, brief(o.state))
 	}
+	o.take(r)
+}
+
+// tryNext is next for a goroutine beside the test's own: an error fails the
+// test and does not end it.
+func (o *observer) tryNext() bool {
+	r, err := o.watch.Recv()
+	if err != nil {
+		o.c.t.Errorf("%s: %v\nstate: %s", o.node, err, brief(o.state))
+		return false
+	}
+	o.take(r)
+	return true
+}
+
+// take notes what a node said.
+func (o *observer) take(r *v1.WatchResponse) {
 	if s := r.GetSnapshot(); s != nil {
 		o.state = s
 		return

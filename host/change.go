@@ -30,8 +30,12 @@ const (
 	ChangeRoute ChangeKind = "route"
 	// ChangeFilter keeps a packet-filter table of our own that drops what is
 	// addressed to one of Addresses and did not arrive on one of Interfaces or
-	// the loopback. Applied again it replaces the table.
+	// the loopback, and what arrived on one of Forwarders and would leave by
+	// something else than one of Interfaces. Applied again it replaces the table.
 	ChangeFilter ChangeKind = "filter"
+	// ChangeForward passes on what arrives by Interface and is meant for somebody
+	// else.
+	ChangeForward ChangeKind = "forward"
 	// ChangeUnmanage tells the manager named by Manager to leave Interface alone.
 	ChangeUnmanage ChangeKind = "unmanage"
 )
@@ -48,9 +52,15 @@ type Change struct {
 	MTU       int          `json:"mtu,omitempty"`
 	OldMTU    int          `json:"old_mtu,omitempty"`
 	// WasUp is recorded by ChangeLinkUp, so that Revert leaves alone what was up.
-	WasUp      bool         `json:"was_up,omitempty"`
+	WasUp bool `json:"was_up,omitempty"`
+	// WasOn is recorded by ChangeForward, likewise.
+	WasOn bool `json:"was_on,omitempty"`
+	// Index is that of Interface when the change was made; one that was made anew
+	// under the same name has another, and nothing of the change. 0 if unknown.
+	Index      int          `json:"index,omitempty"`
 	Addresses  []netip.Addr `json:"addresses,omitempty"`
 	Interfaces []string     `json:"interfaces,omitempty"`
+	Forwarders []string     `json:"forwarders,omitempty"`
 	Manager    string       `json:"manager,omitempty"`
 }
 
@@ -70,6 +80,8 @@ func (c Change) String() string {
 		return fmt.Sprintf("route to %s on %s", c.Prefix, c.Interface)
 	case ChangeFilter:
 		return fmt.Sprintf("packet filter for %d addresses, open to %v", len(c.Addresses), c.Interfaces)
+	case ChangeForward:
+		return fmt.Sprintf("pass on what arrives by %s", c.Interface)
 	case ChangeUnmanage:
 		return fmt.Sprintf("tell %s to leave %s alone", c.Manager, c.Interface)
 	}

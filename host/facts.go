@@ -16,6 +16,12 @@ type Host interface {
 	Thunderbolt(ctx context.Context) (Thunderbolt, error)
 	// Network lists interfaces, addresses and routes.
 	Network(ctx context.Context) (Network, error)
+	// Diagnose tells what else may be wrong with the machine.
+	Diagnose(ctx context.Context, q Query) (Diagnosis, error)
+	// Firewalls lists what may drop what other machines send to this one, our
+	// own packet filter left out. On Linux it needs root: its error wraps
+	// ErrPermission else.
+	Firewalls(ctx context.Context) ([]Firewall, error)
 	// Watch sends a value soon after something that Thunderbolt or Network
 	// report may have changed, and every few seconds in any case (sysfs tells
 	// nobody of its changes). It coalesces; the channel has room for one. It is
@@ -88,6 +94,9 @@ type XDomain struct {
 	CapableGbps float64
 	// BehindHub is set where the peer is not on a port of the machine itself.
 	BehindHub bool
+	// Hops is how many cables lie between the two machines: 1 without hubs; 0 if
+	// unknown.
+	Hops int
 	// Services are the protocol IDs that the peer announces by key
 	// ("network" → 1).
 	Services map[string]uint32
@@ -121,6 +130,9 @@ type Interface struct {
 	// ManagedBy names a manager that would fight over the interface
 	// ("NetworkManager", "systemd-networkd"); "" if none or told to leave it.
 	ManagedBy string
+	// Forwarding is set where what arrives by it is passed on (IPv4); it is
+	// looked up for cables.
+	Forwarding bool
 	// Counters since the interface appeared.
 	RxBytes, TxBytes, RxErrors, TxErrors, RxDropped, TxDropped uint64
 }
@@ -133,6 +145,8 @@ type Route struct {
 	Interface   string
 	Table       int
 	Metric      int
+	// DHCP is set where a lease brought it.
+	DHCP bool
 }
 
 // Interface returns the interface of that name.

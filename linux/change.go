@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"tbcluster/host"
@@ -36,7 +37,7 @@ func valid(c host.Change) error {
 		return err
 	}
 	switch c.Kind {
-	case host.ChangeLinkUp:
+	case host.ChangeLinkUp, host.ChangeForward:
 		return nil
 	case host.ChangeMTU:
 		if c.MTU < 68 || c.MTU > 1<<20 || c.OldMTU < 0 || c.OldMTU > 1<<20 {
@@ -90,7 +91,7 @@ func validFilter(c host.Change) error {
 			return fmt.Errorf("%s is no address to filter", a)
 		}
 	}
-	for _, i := range c.Interfaces {
+	for _, i := range slices.Concat(c.Interfaces, c.Forwarders) {
 		if err := validName(i); err != nil {
 			return err
 		}

@@ -29,6 +29,7 @@ var actions = map[host.ChangeKind]action{
 	host.ChangeAddress:  {(*machine).addAddress, (*machine).removeAddress},
 	host.ChangeRoute:    {(*machine).addRoute, (*machine).removeRoute},
 	host.ChangeFilter:   {(*machine).setFilter, (*machine).removeFilter},
+	host.ChangeForward:  {(*machine).forward, (*machine).forwardNoMore},
 	host.ChangeUnmanage: {(*machine).unmanage, (*machine).manage},
 }
 
@@ -39,8 +40,15 @@ func (m *machine) Apply(ctx context.Context, c host.Change) error {
 
 // Revert implements host.Host. It undoes only what Apply made: a route or
 // address that somebody else made, an MTU that was changed since and an
-// interface that was up before stay.
+// interface that was up before stay, and so does everything of an interface
+// that was made anew since under the same name.
 func (m *machine) Revert(ctx context.Context, c host.Change) error {
+	if c.Index != 0 && c.Kind != host.ChangeUnmanage && valid(c) == nil {
+		l, err := find(c.Interface)
+		if err == nil && l.Attrs().Index != c.Index || errors.Is(err, host.ErrNoInterface) {
+			return nil
+		}
+	}
 	return m.carryOut(ctx, c, "undo: "+c.String(), func(a action) error { return a.revert(m, ctx, c) })
 }
 

@@ -22,7 +22,7 @@ import (
 // own time.
 func configuration(own *nstest.Namespace) string {
 	text := own.Run("ip", "address") + own.Run("ip", "rule") + own.Run("ip", "route", "show", "table", "all") +
-		own.Run("ip", "-6", "route", "show", "table", "all") + own.Run("nft", "list", "ruleset")
+		own.Run("ip", "-6", "route", "show", "table", "all") + own.Run("nft", "list", "ruleset") + own.Run("ip", "-4", "netconf")
 	return regexp.MustCompile(`(?m)(valid_lft|preferred_lft|expires) \S+|^local fd77:.*\n`).ReplaceAllString(text, "")
 }
 
@@ -59,7 +59,8 @@ var kinds = []host.Change{
 	{Kind: host.ChangeRoute, Interface: "cable", Prefix: prefix("10.77.9.3/32"), Metric: 10},
 	{Kind: host.ChangeRoute, Interface: "cable", Prefix: prefix("10.77.9.4/32"), Gateway: addr("10.77.0.2")},
 	{Kind: host.ChangeRoute, Interface: "cable", Prefix: prefix("fd77:9::/64"), Gateway: addr("fd77::2"), Metric: 5},
-	{Kind: host.ChangeFilter, Addresses: []netip.Addr{addr("10.77.0.1"), addr("10.77.9.1"), addr("fd77::1"), addr("10.77.0.1")}, Interfaces: []string{"cable", "cable1"}},
+	{Kind: host.ChangeForward, Interface: "cable"},
+	{Kind: host.ChangeFilter, Addresses: []netip.Addr{addr("10.77.0.1"), addr("10.77.9.1"), addr("fd77::1"), addr("10.77.0.1")}, Interfaces: []string{"cable", "cable1"}, Forwarders: []string{"cable"}},
 }
 
 func TestUndoingLeavesNothingBehind(t *testing.T) {
@@ -113,6 +114,7 @@ func TestCommandsDoTheSame(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		own.Run("nft", "delete", "table", "inet", tableName)
+		own.Run("sysctl", "-w", "net.ipv4.conf.cable.forwarding=0")
 		own.Run("ip", "address", "del", "10.77.9.1/32", "dev", "lo")
 	})
 	for _, c := range kinds {
@@ -309,6 +311,8 @@ func TestNonsenseIsRefused(t *testing.T) {
 		{Kind: host.ChangeRoute, Interface: "lo", Prefix: prefix("10.0.0.0/8"), Gateway: addr("fe80::1")},
 		{Kind: host.ChangeRoute, Interface: "lo", Prefix: prefix("10.0.0.0/8"), Source: addr("::")},
 		{Kind: host.ChangeRoute, Interface: "lo", Prefix: prefix("10.0.0.0/8"), Metric: -1},
+		{Kind: host.ChangeForward, Interface: "a b"},
+		{Kind: host.ChangeFilter, Forwarders: []string{"*"}},
 		{Kind: host.ChangeFilter, Addresses: []netip.Addr{{}}},
 		{Kind: host.ChangeFilter, Interfaces: []string{`x" drop`}},
 		{Kind: host.ChangeUnmanage, Interface: "../../etc/x", Manager: "NetworkManager"},

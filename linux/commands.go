@@ -36,6 +36,8 @@ func commands(c host.Change) []string {
 		return []string{routeCommand(c)}
 	case host.ChangeFilter:
 		return filterCommands(c)
+	case host.ChangeForward:
+		return []string{fmt.Sprintf("sysctl -w net.ipv4.conf.%s.forwarding=1", strings.ReplaceAll(c.Interface, ".", "/"))}
 	case host.ChangeUnmanage:
 		m, _ := managerNamed(c.Manager)
 		file := m.path("/run", c.Interface)
@@ -70,19 +72,29 @@ func routeCommand(c host.Change) string {
 // messages make is the same; a test compares the two.
 func filterRules(c host.Change) string {
 	four, six := split(c.Addresses)
-	quoted := make([]string, 0, len(c.Interfaces))
-	for _, i := range sortedSet(c.Interfaces) {
-		quoted = append(quoted, `"`+i+`"`)
+	forwarding := ""
+	if len(c.Forwarders) > 0 {
+		forwarding = fmt.Sprintf(" %s; chain forward { type filter hook forward priority 0; policy accept; "+
+			"iifname @forwarders oifname != @interfaces counter drop; };", setText("forwarders", "ifname", quote(c.Forwarders)))
 	}
 	return fmt.Sprintf("table inet %s { %s; %s; %s; "+
 		"chain prerouting { type filter hook prerouting priority %d; policy accept; "+
 		`iifname "lo" accept; iifname @interfaces accept; `+
-		"ip daddr @addresses4 counter drop; ip6 daddr @addresses6 counter drop; }; }",
+		"ip daddr @addresses4 counter drop; ip6 daddr @addresses6 counter drop; };%s }",
 		tableName,
-		setText("interfaces", "ifname", quoted),
+		setText("interfaces", "ifname", quote(c.Interfaces)),
 		setText("addresses4", "ipv4_addr", texts(four)),
 		setText("addresses6", "ipv6_addr", texts(six)),
-		rawPriority)
+		rawPriority, forwarding)
+}
+
+// quote is a sorted set of interfaces in nft's words.
+func quote(names []string) []string {
+	var out []string
+	for _, i := range sortedSet(names) {
+		out = append(out, `"`+i+`"`)
+	}
+	return out
 }
 
 func setText(name, kind string, elements []string) string {

@@ -47,14 +47,20 @@ func (m *machine) setFilter(_ context.Context, c host.Change) error {
 	interfaces := &nftables.Set{Table: table, Name: "interfaces", KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
 	addresses4 := &nftables.Set{Table: table, Name: "addresses4", KeyType: nftables.TypeIPAddr, KeyByteOrder: binaryutil.BigEndian}
 	addresses6 := &nftables.Set{Table: table, Name: "addresses6", KeyType: nftables.TypeIP6Addr, KeyByteOrder: binaryutil.BigEndian}
-	for _, s := range []struct {
+	forwarders := &nftables.Set{Table: table, Name: "forwarders", KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
+	type filled struct {
 		set      *nftables.Set
 		elements []nftables.SetElement
-	}{
+	}
+	sets := []filled{
 		{interfaces, nameElements(sortedSet(c.Interfaces))},
 		{addresses4, addressElements(four)},
 		{addresses6, addressElements(six)},
-	} {
+	}
+	if len(c.Forwarders) > 0 {
+		sets = append(sets, filled{forwarders, nameElements(sortedSet(c.Forwarders))})
+	}
+	for _, s := range sets {
 		if err := conn.AddSet(s.set, nil); err != nil {
 			return fmt.Errorf("packet filter: set %s: %w", s.set.Name, err)
 		}
@@ -80,6 +86,19 @@ func (m *machine) setFilter(_ context.Context, c host.Change) error {
 		dropTo(addresses6, unix.NFPROTO_IPV6, 24, 16, drop),
 	} {
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
+	}
+	if len(c.Forwarders) > 0 {
+		// What we let pass on between cables gets no further than cables.
+		chain := conn.AddChain(&nftables.Chain{
+			Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
+		})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			inName, &expr.Lookup{SourceRegister: register, SetName: forwarders.Name, SetID: forwarders.ID},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: register},
+			&expr.Lookup{SourceRegister: register, SetName: interfaces.Name, SetID: interfaces.ID, Invert: true},
+			&expr.Counter{}, drop,
+		}})
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("packet filter: %w", err)

@@ -31,6 +31,14 @@ func (elsewhere) Network(context.Context) (host.Network, error) {
 	return host.Network{}, unsupported("read the network")
 }
 
+func (elsewhere) Diagnose(context.Context, host.Query) (host.Diagnosis, error) {
+	return host.Diagnosis{}, unsupported("look for what is wrong")
+}
+
+func (elsewhere) Firewalls(context.Context) ([]host.Firewall, error) {
+	return nil, unsupported("list firewalls")
+}
+
 func (elsewhere) Watch(ctx context.Context) <-chan struct{} {
 	c := make(chan struct{})
 	context.AfterFunc(ctx, func() { close(c) })

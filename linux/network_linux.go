@@ -103,6 +103,11 @@ func (m *machine) Network(context.Context) (host.Network, error) {
 		_, cable := cables[l.Name]
 		i := interfaceOf(l)
 		i.Cable = cable
+		if cable {
+			if i.Forwarding, err = m.forwards(i.Name); err != nil {
+				return host.Network{}, fmt.Errorf("whether %s passes packets on: %w", i.Name, err)
+			}
+		}
 		if master, ok := byIndex[l.MasterIndex]; ok && master.kind == "bridge" {
 			i.Bridge = master.Name
 		}
@@ -158,7 +163,7 @@ func routes(byIndex map[int]link) ([]host.Route, error) {
 		if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
 			continue
 		}
-		one := host.Route{Table: r.Table, Metric: r.Priority, Interface: byIndex[r.LinkIndex].nameOrNone()}
+		one := host.Route{Table: r.Table, Metric: r.Priority, DHCP: r.Protocol == unix.RTPROT_DHCP, Interface: byIndex[r.LinkIndex].nameOrNone()}
 		one.Destination = destination(r)
 		one.Source, _ = addrOf(r.Src)
 		one.Gateway = gateway(r.Gw, r.Via)

@@ -3,6 +3,7 @@ package linux
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,7 +52,7 @@ func parseDevice(name string) (d device, ok bool) {
 			return d, false
 		}
 	}
-	return d, true
+	return d, d.String() == name // the kernel writes no "0-01"
 }
 
 // String returns the name.
@@ -65,8 +66,11 @@ func (d device) String() string {
 // owner returns the device that offers a service.
 func (d device) owner() device { return device{d.domain, d.route, -1} }
 
+// hops is how many cables the route takes: a byte for each, of which none is 0.
+func (d device) hops() int { return (bits.Len64(d.route) + 7) / 8 }
+
 // behindHub reports whether the route has more than one hop.
-func (d device) behindHub() bool { return d.route > 0xff }
+func (d device) behindHub() bool { return d.hops() > 1 }
 
 // parseIndex parses a number as the kernel prints indices.
 func parseIndex(s string) (int, error) {
@@ -168,7 +172,10 @@ func (t tree) read() (host.Thunderbolt, error) {
 	}
 	b := builder{tree: t, domains: map[int]*host.Domain{}, interfaces: map[device]string{}}
 	for name, d := range owned {
-		b.interfaces[d.owner()] = name
+		// The driver makes one. While it is being renamed there may be two.
+		if have := b.interfaces[d.owner()]; have == "" || name < have {
+			b.interfaces[d.owner()] = name
+		}
 	}
 	for _, name := range list {
 		if n, ok := strings.CutPrefix(name, "domain"); ok {
@@ -309,7 +316,7 @@ func (b *builder) xdomain(d device, m map[string]string, generation int, service
 		Port: d.String(), RemoteUUID: strings.ToLower(link["unique_id"]),
 		Vendor: m["vendor_name"], Device: m["device_name"],
 		RxLanes: parseLanes(link["rx_lanes"]), TxLanes: parseLanes(link["tx_lanes"]),
-		BehindHub: d.behindHub(), Interface: b.interfaces[d],
+		BehindHub: d.behindHub(), Hops: d.hops(), Interface: b.interfaces[d],
 	}
 	x.RxGbps = parseSpeed(link["rx_speed"]) * float64(x.RxLanes)
 	x.TxGbps = parseSpeed(link["tx_speed"]) * float64(x.TxLanes)

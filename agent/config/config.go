@@ -28,12 +28,18 @@ type Config struct {
 	ControlPort   int      `toml:"control_port"`
 	Peers         []string `toml:"peers"`
 	AddressBlock  string   `toml:"address_block"`
+	AddressSpares []string `toml:"address_spares"`
+	Forward       bool     `toml:"forward"`
 	MTU           int      `toml:"mtu"`
 	ModelDirs     []string `toml:"model_dirs"`
 	EngineDirs    []string `toml:"engine_dirs"`
 	GatewayPort   int      `toml:"gateway_port"`
 	GatewayListen []string `toml:"gateway_listen"`
 	GatewayKeys   []string `toml:"gateway_keys"`
+	MetricsPort   int      `toml:"metrics_port"`
+	MetricsListen []string `toml:"metrics_listen"`
+	MetricsKeys   []string `toml:"metrics_keys"`
+	MetricsOpen   bool     `toml:"metrics_open"`
 	Owners        []string `toml:"owners"`
 	AgentUser     string   `toml:"agent_user"`
 	RootWork      string   `toml:"root_work"`
@@ -44,7 +50,7 @@ type Config struct {
 // Key documents one key of the file.
 type Key struct {
 	Name    string
-	Kind    string // "text", "number", "list of text"
+	Kind    string // "text", "number", "yes or no", "list of text"
 	Default string // as it would be written
 	Meaning string
 }
@@ -55,12 +61,18 @@ var Keys = []Key{
 	{"control_port", "number", "7871", "TCP port on which the agents talk to each other. If it is taken the next free one is used and announced."},
 	{"peers", "list of text", "[]", "Nodes to try where mDNS does not reach, as \"host\" or \"host:port\". They still have to be paired."},
 	{"address_block", "text", `"10.77.0.0/16"`, "IPv4 block out of which links and nodes get their addresses; /8 to /24. What is in use by anything else is left out."},
+	{"address_spares", "list of text", `["172.29.0.0/16", "10.213.0.0/16"]`, "Blocks to go on with where address_block is taken as a whole on a node (a LAN on 10.77.0.0/16). Empty: a cable there stays without addresses."},
+	{"forward", "yes or no", "false", "Pass packets on from one cable of this node to another, so that nodes that no cable joins reach each other's node address through it. Nothing is passed on to or from the LAN. Linux."},
 	{"mtu", "number", "0", "MTU of the cables' interfaces. 0: the largest that both ends can do."},
 	{"model_dirs", "list of text", "[]", "Further directories to look for models in. \"~\" is the home of the user who paired."},
 	{"engine_dirs", "list of text", "[]", "Further directories to look for engines in, before all others."},
 	{"gateway_port", "number", "8555", "Port of the OpenAI-compatible gateway on 127.0.0.1 and ::1. If it is taken the next free one is used."},
 	{"gateway_listen", "list of text", "[]", "Further addresses for the gateway, as \"address:port\". They need gateway_keys."},
 	{"gateway_keys", "list of text", "[]", "API keys, at least 20 characters each; one of them has to come with each request that is not from this machine."},
+	{"metrics_port", "number", "7880", "Port of the metrics for Prometheus on 127.0.0.1 and ::1. If it is taken the next free one is used; 0: no metrics."},
+	{"metrics_listen", "list of text", "[]", "Further addresses for the metrics, as \"address:port\". They need metrics_keys, or metrics_open = true."},
+	{"metrics_keys", "list of text", "[]", "Keys, at least 20 characters each; Prometheus has to send one of them as a bearer token, unless it asks on this machine."},
+	{"metrics_open", "yes or no", "false", "true: everybody who can reach metrics_listen may read the metrics without a key."},
 	{"owners", "list of text", "[]", "Local users who may copy, place, pair and stop, besides root and whoever installed or paired."},
 	{"agent_user", "text", `"tbcluster"`, "User as whom the unprivileged half runs. If there is none of that name, a number that belongs to nobody."},
 	{"root_work", "text", `"auto"`, "Whether files are copied and engines run as root when root asks: \"yes\", \"no\", or \"auto\": only on a machine that has no other person's account."},
@@ -71,12 +83,14 @@ var Keys = []Key{
 // Default returns the configuration of an empty file.
 func Default() Config {
 	return Config{
-		ControlPort:  7871,
-		AddressBlock: "10.77.0.0/16",
-		GatewayPort:  8555,
-		AgentUser:    "tbcluster",
-		RootWork:     "auto",
-		SysfsRoot:    "/sys",
+		ControlPort:   7871,
+		AddressBlock:  "10.77.0.0/16",
+		AddressSpares: []string{"172.29.0.0/16", "10.213.0.0/16"},
+		GatewayPort:   8555,
+		MetricsPort:   7880,
+		AgentUser:     "tbcluster",
+		RootWork:      "auto",
+		SysfsRoot:     "/sys",
 	}
 }
 
@@ -201,12 +215,16 @@ func (c Config) check() (key, why string) {
 			return "peers", fmt.Sprintf("%q is no host", p)
 		}
 	}
-	b, err := netip.ParsePrefix(c.AddressBlock)
-	if err != nil || !b.Addr().Is4() || b.Bits() < 8 || b.Bits() > 24 {
-		return "address_block", fmt.Sprintf("%q is no IPv4 block of /8 to /24", c.AddressBlock)
+	if why := checkBlock(c.AddressBlock); why != "" {
+		return "address_block", why
 	}
-	if b != b.Masked() {
-		return "address_block", fmt.Sprintf("%q has bits set behind its prefix: %s is meant?", c.AddressBlock, b.Masked())
+	if len(c.AddressSpares) > maxSpares {
+		return "address_spares", fmt.Sprintf("more than %d", maxSpares)
+	}
+	for _, s := range c.AddressSpares {
+		if why := checkBlock(s); why != "" {
+			return "address_spares", why
+		}
 	}
 	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
 		return "mtu", fmt.Sprintf("%d is not 0 or 1280 to 65535", c.MTU)
@@ -230,9 +248,29 @@ func (c Config) check() (key, why string) {
 			return "gateway_listen", fmt.Sprintf("%s can be reached by others, so gateway_keys must be set", a)
 		}
 	}
-	for _, k := range c.GatewayKeys {
-		if len(k) < 20 || strings.ContainsAny(k, " \t\r\n") {
-			return "gateway_keys", "a key has less than 20 characters or white space in it"
+	if c.MetricsPort < 0 || c.MetricsPort > 65535 {
+		return "metrics_port", fmt.Sprintf("%d is no port number", c.MetricsPort)
+	}
+	for _, a := range c.MetricsListen {
+		ap, err := netip.ParseAddrPort(a)
+		if err != nil || ap.Port() == 0 {
+			return "metrics_listen", fmt.Sprintf("%q is no address with a port", a)
+		}
+		if len(c.MetricsKeys) == 0 && !c.MetricsOpen {
+			return "metrics_listen", fmt.Sprintf("%s can be reached by others, so metrics_keys must be set, or metrics_open = true", a)
+		}
+	}
+	if len(c.MetricsKeys) > 0 && c.MetricsOpen {
+		return "metrics_open", "it is true, and metrics_keys are set: say one of them"
+	}
+	for _, l := range []struct {
+		key  string
+		keys []string
+	}{{"gateway_keys", c.GatewayKeys}, {"metrics_keys", c.MetricsKeys}} {
+		for _, k := range l.keys {
+			if len(k) < 20 || strings.ContainsAny(k, " \t\r\n") {
+				return l.key, "a key has less than 20 characters or white space in it"
+			}
 		}
 	}
 	if c.RootWork != "auto" && c.RootWork != "yes" && c.RootWork != "no" {
@@ -245,6 +283,31 @@ func (c Config) check() (key, why string) {
 		return "memory_bytes", "it is negative"
 	}
 	return "", ""
+}
+
+// maxSpares bounds how many blocks two nodes try one after the other.
+const maxSpares = 3
+
+func checkBlock(text string) (why string) {
+	b, err := netip.ParsePrefix(text)
+	if err != nil || !b.Addr().Is4() || b.Bits() < 8 || b.Bits() > 24 {
+		return fmt.Sprintf("%q is no IPv4 block of /8 to /24", text)
+	}
+	if b != b.Masked() {
+		return fmt.Sprintf("%q has bits set behind its prefix: %s is meant?", text, b.Masked())
+	}
+	return ""
+}
+
+// Blocks returns what addresses are taken from: the block, then its spares.
+func (c Config) Blocks() []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range append([]string{c.AddressBlock}, c.AddressSpares...) {
+		if b, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, b)
+		}
+	}
+	return out
 }
 
 // Value returns the value of a key as it would be written in the file; secret
@@ -266,6 +329,10 @@ func (c Config) Value(key string) string {
 		return list(c.Peers)
 	case "address_block":
 		return strconv.Quote(c.AddressBlock)
+	case "address_spares":
+		return list(c.AddressSpares)
+	case "forward":
+		return strconv.FormatBool(c.Forward)
 	case "mtu":
 		return strconv.Itoa(c.MTU)
 	case "model_dirs":
@@ -277,11 +344,15 @@ func (c Config) Value(key string) string {
 	case "gateway_listen":
 		return list(c.GatewayListen)
 	case "gateway_keys":
-		hidden := make([]string, len(c.GatewayKeys))
-		for i := range hidden {
-			hidden[i] = "(hidden)"
-		}
-		return list(hidden)
+		return list(hidden(c.GatewayKeys))
+	case "metrics_port":
+		return strconv.Itoa(c.MetricsPort)
+	case "metrics_listen":
+		return list(c.MetricsListen)
+	case "metrics_keys":
+		return list(hidden(c.MetricsKeys))
+	case "metrics_open":
+		return strconv.FormatBool(c.MetricsOpen)
 	case "owners":
 		return list(c.Owners)
 	case "agent_user":
@@ -294,6 +365,15 @@ func (c Config) Value(key string) string {
 		return strconv.FormatInt(c.MemoryBytes, 10)
 	}
 	return ""
+}
+
+// hidden stands for keys where they are shown.
+func hidden(keys []string) []string {
+	out := make([]string, len(keys))
+	for i := range out {
+		out[i] = "(hidden)"
+	}
+	return out
 }
 
 // Changed returns the keys whose values are not the defaults, sorted.

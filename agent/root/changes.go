@@ -15,15 +15,20 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host"
+	"tbcluster/host/schema"
 )
 
 // changes carries out changes and remembers them, so that all can be undone
 // after any crash: a change is in the journal before it is made and leaves the
 // journal after it is undone.
 type changes struct {
-	host  host.Host
-	block netip.Prefix // of our addresses
-	path  string
+	host   host.Host
+	blocks []netip.Prefix // of our addresses
+	path   string
+
+	// step is called between what is done to the journal and to the machine;
+	// tests end the process there.
+	step func(where string)
 
 	mu     sync.Mutex
 	bootID string
@@ -39,8 +44,8 @@ type journal struct {
 
 const journalSchema = 1
 
-func openChanges(ctx context.Context, h host.Host, block netip.Prefix, path string) (*changes, error) {
-	c := &changes{host: h, block: block, path: path}
+func openChanges(ctx context.Context, h host.Host, blocks []netip.Prefix, path string) (*changes, error) {
+	c := &changes{host: h, blocks: blocks, path: path, step: func(string) {}}
 	m, err := h.Machine(ctx)
 	if err != nil {
 		return nil, err
@@ -53,14 +58,13 @@ func openChanges(ctx context.Context, h host.Host, block netip.Prefix, path stri
 	if err != nil {
 		return nil, fault.New(fault.FileIO, "read the journal of changes", err, "make it readable for root").At(path)
 	}
+	if err := schema.Check(data, journalSchema, path); err != nil {
+		return nil, err
+	}
 	var j journal
 	if err := json.Unmarshal(data, &j); err != nil {
 		return nil, fault.New(fault.FileIO, "read the journal of changes", err,
 			"look at `ip addr` and `nft list ruleset`, undo what is ours by hand, then remove the file").At(path)
-	}
-	if j.Schema > journalSchema {
-		return nil, fault.Newf(fault.StateTooNew, "install the newer version again, or `tbcluster down` with it first",
-			"the journal of changes is of schema %d, this program knows %d", j.Schema, journalSchema).At(path)
 	}
 	for _, ch := range j.Changes {
 		// A reboot undoes everything but what is written to files.
@@ -72,22 +76,28 @@ func openChanges(ctx context.Context, h host.Host, block netip.Prefix, path stri
 }
 
 func (c *changes) save() error {
+	c.step("before the journal")
 	data, err := json.MarshalIndent(journal{journalSchema, c.bootID, c.list}, "", "  ")
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(c.path, append(data, '\n'), 0o600)
+	if err := renameio.WriteFile(c.path, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	c.step("after the journal")
+	return nil
 }
 
-// same reports whether two changes are about the same thing.
+// same reports whether two changes are one: undoing either undoes both.
 func same(a, b host.Change) bool {
 	if a.Kind != b.Kind {
 		return false
 	}
 	if a.Kind == host.ChangeFilter {
-		return true
+		return true // there is one table
 	}
-	return a.Interface == b.Interface && a.Prefix == b.Prefix && a.Manager == b.Manager
+	return a.Interface == b.Interface && a.Prefix == b.Prefix && a.Gateway == b.Gateway && a.Source == b.Source &&
+		a.Metric == b.Metric && a.MTU == b.MTU && a.Manager == b.Manager
 }
 
 func (c *changes) find(ch host.Change) int {
@@ -101,28 +111,68 @@ func (c *changes) apply(ctx context.Context, ch host.Change) error {
 	if err != nil {
 		return err
 	}
-	if err := check(ch, net, c.block, c.find(ch) >= 0); err != nil {
+	if err := check(ch, net, c.blocks, c.find(ch) >= 0); err != nil {
 		return err
 	}
-	ifc, _ := net.Interface(ch.Interface)
 	before := slices.Clone(c.list)
-	if i := c.find(ch); i >= 0 {
-		// What was there before us stays what was there before us.
-		ch.WasUp, ch.OldMTU = c.list[i].WasUp, c.list[i].OldMTU
-		c.list[i] = ch
-	} else {
-		ch.WasUp, ch.OldMTU = ifc.Up, ifc.MTU
-		c.list = append(c.list, ch)
-	}
-	if err := c.save(); err != nil {
+	fail := func(what string, err error, fix string) error {
 		c.list = before
-		return fault.New(fault.FileIO, "write the journal of changes, so "+ch.String()+" was not done", err, "free some space").At(c.path)
+		return fault.New(fault.FileIO, what, err, fix).At(c.path)
 	}
+	c.note(ch, net)
+	if err := c.save(); err != nil {
+		return fail("write the journal of changes, so "+ch.String()+" was not done", err, "free some space")
+	}
+	c.step("before the change")
 	if err := c.host.Apply(ctx, ch); err != nil {
 		c.list = before
 		return errors.Join(err, c.save())
 	}
+	c.step("after the change")
+	if !c.replaced(ch) {
+		return nil
+	}
+	if err := c.save(); err != nil {
+		return fault.New(fault.FileIO, "write the journal of changes after "+ch.String(), err, "free some space").At(c.path)
+	}
 	return nil
+}
+
+// note puts a change into the list, with what was there before us. Of an
+// interface that was made anew under its name, everything that the list has is
+// gone with the old one.
+func (c *changes) note(ch host.Change, net host.Network) {
+	ifc, _ := net.Interface(ch.Interface)
+	c.list = slices.DeleteFunc(c.list, func(have host.Change) bool {
+		return have.Interface == ch.Interface && have.Index != 0 && have.Index != ifc.Index && have.Kind != host.ChangeUnmanage && have.Kind != host.ChangeFilter
+	})
+	ch.Index, ch.WasUp, ch.WasOn, ch.OldMTU = ifc.Index, ifc.Up, ifc.Forwarding, ifc.MTU
+	for i, have := range c.list {
+		switch {
+		case same(have, ch):
+			// What was there before us stays what was there before us.
+			ch.WasUp, ch.WasOn, ch.OldMTU = have.WasUp, have.WasOn, have.OldMTU
+			c.list[i] = ch
+			return
+		case have.Kind == host.ChangeMTU && ch.Kind == host.ChangeMTU && have.Interface == ch.Interface:
+			// Until the new one is set the old one may still be there: both are
+			// noted, and each undoes what it finds of its own.
+			ch.OldMTU = have.OldMTU
+		}
+	}
+	c.list = append(c.list, ch)
+}
+
+// replaced drops what a change that was made has taken the place of.
+func (c *changes) replaced(ch host.Change) bool {
+	if ch.Kind != host.ChangeMTU {
+		return false
+	}
+	n := len(c.list)
+	c.list = slices.DeleteFunc(c.list, func(have host.Change) bool {
+		return have.Kind == host.ChangeMTU && have.Interface == ch.Interface && !same(have, ch)
+	})
+	return len(c.list) != n
 }
 
 func (c *changes) revert(ctx context.Context, ch host.Change) error {
@@ -132,9 +182,11 @@ func (c *changes) revert(ctx context.Context, ch host.Change) error {
 	if i < 0 {
 		return nil
 	}
+	c.step("before undoing")
 	if err := c.host.Revert(ctx, c.list[i]); err != nil {
 		return err
 	}
+	c.step("after undoing")
 	c.list = slices.Delete(c.list, i, i+1)
 	return c.save()
 }
@@ -149,7 +201,7 @@ func (c *changes) applied() []host.Change {
 // addresses of our block, and those that would draw or drop what belongs to
 // another network of this machine. A change that is in force stays possible:
 // the other network came later.
-func check(ch host.Change, net host.Network, block netip.Prefix, again bool) error {
+func check(ch host.Change, net host.Network, blocks []netip.Prefix, again bool) error {
 	refuse := func(format string, args ...any) error {
 		return fault.Newf(fault.Denied, "only cables, and addresses of the configured address_block on them, can be changed",
 			"refused to "+ch.String()+": "+format, args...)
@@ -165,8 +217,8 @@ func check(ch host.Change, net host.Network, block netip.Prefix, again bool) err
 		return nil
 	}
 	ours := func(p netip.Prefix) error {
-		if !p.IsValid() || !block.Contains(p.Addr()) || p.Bits() < block.Bits() {
-			return refuse("the address is not of %s", block)
+		if !p.IsValid() || !within(blocks, p) {
+			return refuse("the address is not of %s", blocks)
 		}
 		if i, other := foreign(net, p.Masked()); other.IsValid() && !again {
 			return refuse("%s has %s", i, other)
@@ -174,7 +226,7 @@ func check(ch host.Change, net host.Network, block netip.Prefix, again bool) err
 		return nil
 	}
 	switch ch.Kind {
-	case host.ChangeLinkUp:
+	case host.ChangeLinkUp, host.ChangeForward:
 		return cable()
 	case host.ChangeMTU:
 		if ch.MTU < 1280 || ch.MTU > 65535 {
@@ -202,8 +254,8 @@ func check(ch host.Change, net host.Network, block netip.Prefix, again bool) err
 		return cable()
 	case host.ChangeFilter:
 		for _, a := range ch.Addresses {
-			if !block.Contains(a) {
-				return refuse("%s is not of %s", a, block)
+			if !within(blocks, netip.PrefixFrom(a, a.BitLen())) {
+				return refuse("%s is not of %s", a, blocks)
 			}
 			for _, i := range net.Interfaces {
 				if !i.Cable && !i.Loopback && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == a }) {
@@ -211,7 +263,7 @@ func check(ch host.Change, net host.Network, block netip.Prefix, again bool) err
 				}
 			}
 		}
-		for _, name := range ch.Interfaces {
+		for _, name := range slices.Concat(ch.Interfaces, ch.Forwarders) {
 			if i, ok := net.Interface(name); ok && !i.Cable && !i.Loopback {
 				return refuse("%s is not one of the cables", name)
 			}
@@ -221,6 +273,11 @@ func check(ch host.Change, net host.Network, block netip.Prefix, again bool) err
 		return cable()
 	}
 	return refuse("there is no such kind of change")
+}
+
+// within reports whether all of p is in one of the blocks.
+func within(blocks []netip.Prefix, p netip.Prefix) bool {
+	return slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(p.Addr()) && p.Bits() >= b.Bits() })
 }
 
 // foreign returns a network of an interface that is no cable and overlaps p.

@@ -156,6 +156,12 @@ func (c *Client) Applied(ctx context.Context) ([]host.Change, error) {
 	return r.Changes, err
 }
 
+// Firewalls lists what may drop what other machines send to this one.
+func (c *Client) Firewalls(ctx context.Context) ([]host.Firewall, error) {
+	r, _, err := c.do(ctx, Request{Kind: KindFirewalls}, nil)
+	return r.Firewalls, err
+}
+
 // request fills in who asks.
 func request(kind Kind, who host.Asker, paired bool) Request {
 	q := Request{Kind: kind}

@@ -34,6 +34,7 @@ const (
 	KindOwner     Kind = "owner"      // Asker → Owner
 	KindListen    Kind = "listen"     // Name: of a socket → descriptor
 	KindVouch     Kind = "vouch"      // Local: only on root's own socket, see vouch.go
+	KindFirewalls Kind = "firewalls"  // → Firewalls
 	KindLeave     Kind = "leave"      // end the root half after this
 )
 
@@ -102,6 +103,8 @@ type Response struct {
 	Changes  []host.Change `json:"changes,omitempty"`
 	Ranks    []Rank        `json:"ranks,omitempty"`
 	Mappings []Mapping     `json:"mappings,omitempty"`
+	// Firewalls are what may drop packets of other machines.
+	Firewalls []host.Firewall `json:"firewalls,omitempty"`
 }
 
 // Failure is a fault on the socketpair.

@@ -1,6 +1,7 @@
 package root
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,11 +14,13 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
 	"tbcluster/host/proc"
+	"tbcluster/host/schema"
 	"tbcluster/instance/rank"
 )
 
@@ -31,6 +34,8 @@ type ranks struct {
 	gid     int
 	bootID  string
 	engines engines
+	place   func(ctx context.Context, name, description string, pid int) error
+	warn    func(msg string, args ...any)
 
 	mu   sync.Mutex
 	list []rankRecord
@@ -54,7 +59,8 @@ const ranksSchema = 1
 func openRanks(opt Options, bootID string, strict bool) (*ranks, error) {
 	r := &ranks{program: opt.Program, path: filepath.Join(opt.StateDir, "root", "ranks.json"),
 		dir: filepath.Join(opt.StateDir, "instances"), gid: opt.AgentGID, bootID: bootID,
-		engines: engines{opt.Engines, opt.EngineEnv, strict}}
+		engines: engines{opt.Engines, opt.EngineEnv, strict},
+		place:   opt.Place, warn: opt.Log.Warn}
 	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make the directory of instances", err, "make it writable").At(r.dir)
 	}
@@ -65,12 +71,12 @@ func openRanks(opt Options, bootID string, strict bool) (*ranks, error) {
 	if err != nil {
 		return nil, fault.New(fault.FileIO, "read the record of ranks", err, "make it readable for root").At(r.path)
 	}
+	if err := schema.Check(data, ranksSchema, r.path); err != nil {
+		return nil, err
+	}
 	var f ranksFile
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fault.New(fault.FileIO, "read the record of ranks", err, "end what still runs by hand, then remove the file").At(r.path)
-	}
-	if f.Schema > ranksSchema {
-		return nil, fault.Newf(fault.StateTooNew, "install the newer version again", "the record of ranks is of schema %d, this program knows %d", f.Schema, ranksSchema).At(r.path)
 	}
 	r.list = f.Ranks
 	return r, nil
@@ -196,7 +202,7 @@ func runnable(program string, u User, refuse func(string, ...any) (json.RawMessa
 
 // start makes the rank's directory, writes rank.json into it and starts its
 // shim as the user, in a session of its own so that it outlives us.
-func (r *ranks) start(instance string, index int, raw json.RawMessage, u User) (pid int, dir string, err error) {
+func (r *ranks) start(ctx context.Context, instance string, index int, raw json.RawMessage, u User) (_ int, dir string, err error) {
 	if !instanceID.MatchString(instance) || index < 0 || index >= maxRanks {
 		return 0, "", fault.Newf(fault.Protocol, "", "%q rank %d is no rank", instance, index)
 	}
@@ -212,7 +218,7 @@ func (r *ranks) start(instance string, index int, raw json.RawMessage, u User) (
 	if err := r.makeDir(dir, raw, u); err != nil {
 		return 0, "", fault.New(fault.FileIO, "make the directory of a rank", err, "free some space or make it writable").At(dir)
 	}
-	pid, err = startRank(r.program, dir, u)
+	pid, gate, err := startRank(r.program, dir, u)
 	if err != nil {
 		return 0, "", fault.New(fault.NoPermission, fmt.Sprintf("start rank %d of %s as %s", index, instance, u.Name), err, "")
 	}
@@ -229,9 +235,31 @@ func (r *ranks) start(instance string, index int, raw json.RawMessage, u User) (
 	}
 	if err := r.save(); err != nil {
 		// Nothing may run that we could not find again.
-		return 0, "", errors.Join(fault.New(fault.FileIO, "write the record of ranks", err, "free some space").At(r.path), syscall.Kill(pid, syscall.SIGKILL))
+		return 0, "", errors.Join(fault.New(fault.FileIO, "write the record of ranks", err, "free some space").At(r.path), syscall.Kill(pid, syscall.SIGKILL), gate.Close())
+	}
+	r.putAside(ctx, instance, index, pid)
+	if err := gate.Close(); err != nil {
+		return 0, "", fault.New(fault.Internal, fmt.Sprintf("let rank %d of %s begin", index, instance), err, "")
 	}
 	return pid, dir, nil
+}
+
+// putAsideFor bounds how long a rank waits to be put into a unit of its own.
+const putAsideFor = 5 * time.Second
+
+// putAside puts a rank into a unit of its own. One that stays in ours works all
+// the same, and outlives us as well: our unit ends nobody but its first process.
+func (r *ranks) putAside(ctx context.Context, instance string, index, pid int) {
+	if r.place == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, putAsideFor)
+	defer cancel()
+	// Of a name that ended a moment ago the manager may still know something.
+	name := fmt.Sprintf("tbcluster-rank-%s-%d-%d", instance, index, pid)
+	if err := r.place(ctx, name, fmt.Sprintf("tbcluster: rank %d of instance %s", index, instance), pid); err != nil {
+		r.warn("put a rank into a unit of its own", "instance", instance, "rank", index, "error", err)
+	}
 }
 
 // makeDir writes everything while the directory is still ours and gives it to

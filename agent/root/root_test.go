@@ -38,7 +38,12 @@ func TestMain(m *testing.M) {
 			}
 			_, _ = io.Copy(io.Discard, f)
 			os.Exit(0)
-		case "rank":
+		case "journal":
+			os.Exit(journalVictim(os.Args[2], os.Args[3]))
+		case "rank": // as the real one, it begins once its input has ended
+			if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+				os.Exit(1)
+			}
 			if err := os.WriteFile(filepath.Join(os.Args[2], "ran"), nil, 0o644); err != nil {
 				os.Exit(1)
 			}
@@ -71,8 +76,14 @@ func (m *machine) Thunderbolt(context.Context) (host.Thunderbolt, error) {
 	return host.Thunderbolt{}, nil
 }
 func (m *machine) Network(context.Context) (host.Network, error) { return m.net, nil }
-func (m *machine) Watch(context.Context) <-chan struct{}         { return nil }
-func (m *machine) Commands(host.Change) []string                 { return nil }
+func (m *machine) Diagnose(context.Context, host.Query) (host.Diagnosis, error) {
+	return host.Diagnosis{}, nil
+}
+func (m *machine) Firewalls(context.Context) ([]host.Firewall, error) {
+	return []host.Firewall{{Tool: "nft", Name: "chain input of table inet filter"}}, nil
+}
+func (m *machine) Watch(context.Context) <-chan struct{} { return nil }
+func (m *machine) Commands(host.Change) []string         { return nil }
 func (m *machine) Apply(_ context.Context, c host.Change) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,7 +151,7 @@ func serveIn(t *testing.T, dir, run string, m *machine) fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewServer(t.Context(), Options{Host: m, StateDir: dir, RunDir: run, Program: exe, Resolve: us, PeerUID: uid, AgentGID: os.Getegid(), Block: block,
+	s, err := NewServer(t.Context(), Options{Host: m, StateDir: dir, RunDir: run, Program: exe, Resolve: us, PeerUID: uid, AgentGID: os.Getegid(), Blocks: []netip.Prefix{block},
 		Engines: []string{filepath.Base(exe)}, EngineEnv: []string{"GGML_QUIET"}, RootWorks: true, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -221,6 +232,14 @@ func TestOnlyCablesAndPrivateAddressesAreChanged(t *testing.T) {
 	}
 	if err := f.Apply(t.Context(), cableAddress); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestTheRootHalfTellsOfFirewalls(t *testing.T) {
+	f := serve(t, t.TempDir(), newMachine())
+	walls, err := f.Firewalls(t.Context())
+	if err != nil || len(walls) != 1 || walls[0].Name != "chain input of table inet filter" {
+		t.Errorf("got %v, %v", walls, err)
 	}
 }
 
@@ -520,7 +539,7 @@ func TestAnAgentThatIsGoneEndsServe(t *testing.T) {
 
 func FuzzRequests(f *testing.F) {
 	dir := f.TempDir()
-	s, err := NewServer(f.Context(), Options{Host: newMachine(), StateDir: dir, Program: "/nonexistent", Resolve: users{}, PeerUID: uid, Block: block, Log: slog.New(slog.DiscardHandler)})
+	s, err := NewServer(f.Context(), Options{Host: newMachine(), StateDir: dir, Program: "/nonexistent", Resolve: users{}, PeerUID: uid, Blocks: []netip.Prefix{block}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}

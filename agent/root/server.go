@@ -26,13 +26,16 @@ type Options struct {
 	// agent, which then is this process, makes them itself, and whoever it takes
 	// for a client is one.
 	RunDir string
-	// Block holds every address that we give; without one none is given.
-	Block netip.Prefix
+	// Blocks hold every address that we give; without one none is given.
+	Blocks []netip.Prefix
 	// Program is the tbcluster program to start workers and ranks with.
 	Program string
 	Resolve Resolver
 	// PeerUID reads who is at the other end of a client's Unix socket.
 	PeerUID func(*os.File) (uint32, error)
+	// Place puts a process into a unit of its own under a manager of services; nil
+	// where there is none. What it starts later goes with it.
+	Place func(ctx context.Context, name, description string, pid int) error
 	// AgentGID is the group that may read the directories of ranks.
 	AgentGID int
 	// Engines are the programs that a rank may be, by the names of their files,
@@ -64,7 +67,7 @@ func NewServer(ctx context.Context, opt Options) (*Server, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(dir)
 	}
-	c, err := openChanges(ctx, opt.Host, opt.Block, filepath.Join(dir, "changes.json"))
+	c, err := openChanges(ctx, opt.Host, opt.Blocks, filepath.Join(dir, "changes.json"))
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +137,9 @@ func (s *Server) asker(ctx context.Context, q Request, fd *os.File) (User, error
 	return User{}, fault.Newf(fault.Denied, "", "the request says nobody who asks")
 }
 
+// maxFirewalls bounds an answer: more than a few say no more.
+const maxFirewalls = 16
+
 func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response) (*os.File, error) {
 	switch q.Kind {
 	case KindApply, KindRevert:
@@ -147,6 +153,10 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 	case KindApplied:
 		r.Changes = s.changes.applied()
 		return nil, nil
+	case KindFirewalls:
+		all, err := s.opt.Host.Firewalls(ctx)
+		r.Firewalls = all[:min(len(all), maxFirewalls)]
+		return nil, err
 	case KindWho:
 		u, err := s.asker(ctx, q, fd)
 		if err != nil {
@@ -168,7 +178,7 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 			return nil, err
 		}
 		r.User = &u
-		r.PID, r.Dir, err = s.ranks.start(q.Instance, q.Index, q.Process, u)
+		r.PID, r.Dir, err = s.ranks.start(ctx, q.Instance, q.Index, q.Process, u)
 		return nil, err
 	case KindRankEnd:
 		return nil, s.ranks.end(q.Instance, q.Index, q.Kill)

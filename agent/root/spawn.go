@@ -3,6 +3,7 @@ package root
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -99,16 +100,26 @@ func startWorker(program string, u User, ended func()) (*os.File, int, error) {
 	return ours, cmd.Process.Pid, nil
 }
 
-// startRank starts the shim of a rank.
-func startRank(program, dir string, u User) (int, error) {
+// startRank starts the shim of a rank. It starts nothing itself before the gate
+// is closed, so that all of it is where the shim has been put until then.
+func startRank(program, dir string, u User) (pid int, gate io.Closer, err error) {
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return 0, nil, err
+	}
 	cmd := exec.Command(program, "rank", dir)
 	cmd.Args[0] = "tbcluster"
+	cmd.Stdin = theirs
 	cmd.Env, cmd.Dir, cmd.SysProcAttr = environment(u), home(u), attributes(u)
-	if err := cmd.Start(); err != nil {
-		return 0, err
+	err = cmd.Start()
+	if cerr := theirs.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return 0, nil, errors.Join(err, ours.Close())
 	}
 	go func() { _ = cmd.Wait() }() // what became of it is in its status file
-	return cmd.Process.Pid, nil
+	return cmd.Process.Pid, ours, nil
 }
 
 // socketpair returns both ends of a stream socket, close-on-exec.

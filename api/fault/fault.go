@@ -33,6 +33,7 @@ const (
 	NodeAmbiguous     Reason = "NODE_AMBIGUOUS"
 	NodeDown          Reason = "NODE_DOWN"
 	NodeInUse         Reason = "NODE_IN_USE"
+	LinkUnknown       Reason = "LINK_UNKNOWN"
 	NotPaired         Reason = "NOT_PAIRED"
 	PairingFailed     Reason = "PAIRING_FAILED"
 	ModelUnknown      Reason = "MODEL_UNKNOWN"
@@ -111,6 +112,7 @@ var Table = map[Reason]Entry{
 	NodeAmbiguous:     {codes.InvalidArgument, ExitUnknown, "several nodes fit the name"},
 	NodeDown:          {codes.Unavailable, ExitNodeDown, "a node that is needed is down"},
 	NodeInUse:         {codes.FailedPrecondition, ExitPrecondition, "the node is up or in use"},
+	LinkUnknown:       {codes.NotFound, ExitUnknown, "no cable fits the name"},
 	NotPaired:         {codes.Unauthenticated, ExitDenied, "the nodes have not paired"},
 	PairingFailed:     {codes.FailedPrecondition, ExitDenied, "the code was wrong, used or expired"},
 	ModelUnknown:      {codes.NotFound, ExitUnknown, "no node has that model"},

@@ -24,6 +24,7 @@ import (
 type agentDouble struct {
 	tbv1.UnimplementedClusterServiceServer
 	tbv1.UnimplementedNodeServiceServer
+	tbv1.UnimplementedLinkServiceServer
 	tbv1.UnimplementedPairingServiceServer
 	tbv1.UnimplementedModelServiceServer
 	tbv1.UnimplementedTransferServiceServer
@@ -45,6 +46,7 @@ type agentDouble struct {
 	plan      *tbv1.PlanResponse
 	check     *tbv1.CheckResponse
 	ping      *tbv1.PingResponse
+	bench     map[string]*tbv1.BenchResponse // by link; those that are missing fail
 	lines     []*tbv1.LogLine
 	open      []*tbv1.OpenResponse
 	joined    func(*tbv1.JoinRequest) (*tbv1.JoinResponse, error)
@@ -83,6 +85,7 @@ func (d *agentDouble) serve(t *testing.T) {
 	)
 	tbv1.RegisterClusterServiceServer(s, d)
 	tbv1.RegisterNodeServiceServer(s, d)
+	tbv1.RegisterLinkServiceServer(s, d)
 	tbv1.RegisterPairingServiceServer(s, pairingDouble{d: d})
 	tbv1.RegisterModelServiceServer(s, d)
 	tbv1.RegisterTransferServiceServer(s, transferDouble{d: d})
@@ -132,6 +135,13 @@ func (d *agentDouble) Watch(_ *tbv1.WatchRequest, s grpc.ServerStreamingServer[t
 
 func (d *agentDouble) Ping(context.Context, *tbv1.PingRequest) (*tbv1.PingResponse, error) {
 	return d.ping, nil
+}
+
+func (d *agentDouble) Bench(_ context.Context, q *tbv1.BenchRequest) (*tbv1.BenchResponse, error) {
+	if r := d.bench[q.GetLink()]; r != nil {
+		return r, nil
+	}
+	return nil, fault.Newf(fault.StillRunning, "wait", "the cable %s is used", q.GetLink())
 }
 
 func (d *agentDouble) Forget(context.Context, *tbv1.ForgetRequest) (*tbv1.ForgetResponse, error) {
@@ -364,7 +374,7 @@ func deskState() *tbv1.ClusterState {
 		Nodes: []*tbv1.Node{
 			{Id: "AAAA-1", Name: "alpha", State: tbv1.NodeState_NODE_STATE_UP, StateSince: noon, Os: "linux", OsVersion: "Debian GNU/Linux 12", Arch: "amd64", Version: "0.1.0",
 				Memory: &tbv1.Memory{TotalBytes: 128 << 30, AvailableBytes: 100 << 30}, DiskFreeBytes: 512_000_000_000, CpuCount: 32, Self: true, Role: tbv1.Role_ROLE_ADMIN,
-				NodeAddress: "10.77.0.1", GatewayAddress: "127.0.0.1:8555", Privileged: true, BootId: "b-1", StartedAt: noon,
+				NodeAddress: "10.77.0.1", GatewayAddress: "127.0.0.1:8555", MetricsAddress: "127.0.0.1:7880", Privileged: true, BootId: "b-1", StartedAt: noon,
 				Engines: []*tbv1.Engine{{Name: "llamacpp", Available: true, Version: "b10068", Path: "/opt/tbcluster/engines/llamacpp/bin/llama-server"}}},
 			{Id: "BBBB-2", Name: "beta", State: tbv1.NodeState_NODE_STATE_DOWN, Reason: "nothing heard for 11 s", StateSince: noon, Os: "darwin", OsVersion: "macOS 26.2",
 				Version: "0.1.0", Memory: &tbv1.Memory{TotalBytes: 512 << 30}, Role: tbv1.Role_ROLE_ADMIN},

@@ -43,6 +43,7 @@ type nodeJSON struct {
 	CPUs          uint32       `json:"cpus"`
 	NodeAddress   string       `json:"node_address"`
 	Gateway       string       `json:"gateway"`
+	Metrics       string       `json:"metrics"`
 	RTTUs         uint64       `json:"rtt_us"`
 	ControlPath   string       `json:"control_path"`
 	Privileged    bool         `json:"privileged"`
@@ -82,6 +83,26 @@ type linkJSON struct {
 	ATxBytes       uint64       `json:"a_tx_bytes"`
 	ARxBytes       uint64       `json:"a_rx_bytes"`
 	Errors         uint64       `json:"errors"`
+	Hops           uint32       `json:"hops"`
+	Measurement    *measureJSON `json:"measurement"`
+	FlapHistory    []flapJSON   `json:"flap_history"`
+}
+
+type measureJSON struct {
+	AToB           uint64     `json:"a_to_b_bytes_per_second"`
+	BToA           uint64     `json:"b_to_a_bytes_per_second"`
+	RTTUs          uint64     `json:"rtt_us"`
+	MeasuredAt     *time.Time `json:"measured_at"`
+	Seconds        float64    `json:"seconds"`
+	NegotiatedGbps float64    `json:"negotiated_gbps"`
+	Shared         bool       `json:"shared"`
+}
+
+type flapJSON struct {
+	DownAt *time.Time `json:"down_at"`
+	BackAt *time.Time `json:"back_at"`
+	Reason string     `json:"reason"`
+	SeenBy []string   `json:"seen_by"`
 }
 
 type linkEndJSON struct {
@@ -91,6 +112,12 @@ type linkEndJSON struct {
 	Interface string `json:"interface"`
 	Address   string `json:"address"`
 	MTU       uint32 `json:"mtu"`
+	TxBytes   uint64 `json:"tx_bytes"`
+	RxBytes   uint64 `json:"rx_bytes"`
+	TxErrors  uint64 `json:"tx_errors"`
+	RxErrors  uint64 `json:"rx_errors"`
+	TxDropped uint64 `json:"tx_dropped"`
+	RxDropped uint64 `json:"rx_dropped"`
 }
 
 type pathJSON struct {
@@ -298,7 +325,7 @@ func toNodeJSON(n *tbv1.Node) nodeJSON {
 		OS: n.GetOs(), OSVersion: n.GetOsVersion(), Arch: n.GetArch(), Version: n.GetVersion(),
 		Memory:        memoryJSON{n.GetMemory().GetTotalBytes(), n.GetMemory().GetAvailableBytes()},
 		DiskFreeBytes: n.GetDiskFreeBytes(), CPUs: n.GetCpuCount(), NodeAddress: n.GetNodeAddress(),
-		Gateway: n.GetGatewayAddress(), RTTUs: n.GetRttUs(), ControlPath: n.GetControlPath(),
+		Gateway: n.GetGatewayAddress(), Metrics: n.GetMetricsAddress(), RTTUs: n.GetRttUs(), ControlPath: n.GetControlPath(),
 		Privileged: n.GetPrivileged(), BootID: n.GetBootId(), StartedAt: timeJSON(n.GetStartedAt()),
 		Engines: mapped(n.GetEngines(), toEngineJSON),
 	}
@@ -316,14 +343,28 @@ func toLinkJSON(l *tbv1.Link) linkJSON {
 		CapableGbps: l.GetCapableGbps(), Lanes: l.GetLanes(), Paths: mapped(l.GetPaths(), toPathJSON),
 		RTTUs: l.GetRttUs(), MeasuredRate: l.GetMeasuredBytesPerSecond(), Flaps: l.GetFlaps(),
 		ATxBytes: l.GetATxBytes(), ARxBytes: l.GetARxBytes(), Errors: l.GetErrors(),
+		Hops: l.GetHops(), Measurement: toMeasureJSON(l.GetMeasurement()), FlapHistory: mapped(l.GetFlapHistory(), toFlapJSON),
 	}
+}
+
+func toMeasureJSON(m *tbv1.LinkMeasurement) *measureJSON {
+	if m == nil {
+		return nil
+	}
+	return &measureJSON{m.GetAToBBytesPerSecond(), m.GetBToABytesPerSecond(), m.GetRttUs(), timeJSON(m.GetMeasuredAt()),
+		m.GetDuration().AsDuration().Seconds(), m.GetNegotiatedGbps(), m.GetShared()}
+}
+
+func toFlapJSON(f *tbv1.LinkFlap) flapJSON {
+	return flapJSON{timeJSON(f.GetDownAt()), timeJSON(f.GetBackAt()), f.GetReason(), texts(f.GetSeenBy())}
 }
 
 func toLinkEndJSON(e *tbv1.LinkEnd) *linkEndJSON {
 	if e == nil {
 		return nil
 	}
-	return &linkEndJSON{e.GetNodeName(), e.GetNodeId(), e.GetPort(), e.GetInterface(), e.GetAddress(), e.GetMtu()}
+	return &linkEndJSON{e.GetNodeName(), e.GetNodeId(), e.GetPort(), e.GetInterface(), e.GetAddress(), e.GetMtu(),
+		e.GetTxBytes(), e.GetRxBytes(), e.GetTxErrors(), e.GetRxErrors(), e.GetTxDropped(), e.GetRxDropped()}
 }
 
 func toPathJSON(p *tbv1.Path) pathJSON {

@@ -167,6 +167,7 @@ makes three virtual ones.`,
 		newPsCommand(g),
 		newModelsCommand(g),
 		newNodeCommand(g),
+		newLinksCommand(g),
 		newPingCommand(g),
 		newPlanCommand(g),
 		newPlaceCommand(g),
@@ -189,6 +190,7 @@ makes three virtual ones.`,
 		newLabInitCommand(g),
 		newVersionCommand(g),
 		newCompletionCommand(g),
+		newManCommand(g),
 	)
 	return root
 }

@@ -117,9 +117,9 @@ func writeStatus(w io.Writer, s *tbv1.ClusterState, now time.Time) {
 	if len(s.GetLinks()) == 0 {
 		fmt.Fprintln(w, "no cable is plugged in between these nodes")
 	} else {
-		t = newTable("CABLE", "STATE", "Gb/s>", "RTT>", "ADDRESSES", "WHY")
+		t = newTable("CABLE", "STATE", "Gb/s>", "MEASURED>", "RTT>", "ADDRESSES", "WHY")
 		for _, l := range s.GetLinks() {
-			t.add(cableText(l), linkStateWord(l.GetState()), cableRate(l), rttText(l.GetRttUs()), cableAddresses(l), l.GetReason())
+			t.add(cableText(l), linkStateWord(l.GetState()), cableRate(l), rateText(l.GetMeasuredBytesPerSecond()), rttText(l.GetRttUs()), cableAddresses(l), l.GetReason())
 		}
 		t.write(w)
 	}

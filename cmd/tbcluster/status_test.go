@@ -78,7 +78,7 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 			walk(ty.Field(i).Type)
 		}
 	}
-	for _, v := range []any{stateJSON{}, nodesJSON{}, instancesJSON{}, modelsJSON{}, planJSON{}, pingJSON{}, doctorJSON{}, membersJSON{},
+	for _, v := range []any{stateJSON{}, nodesJSON{}, linksJSON{}, benchJSON{}, instancesJSON{}, modelsJSON{}, planJSON{}, pingJSON{}, doctorJSON{}, membersJSON{},
 		joinedJSON{}, revokedJSON{}, mappingsJSON{}, pairEventJSON{}, copyEventJSON{}, logLineJSON{}, removedJSON{}, doneJSON{}, downJSON{}, configJSON{},
 		enginesJSON{}, installedJSON{}, chatJSON{}, bugreportJSON{}, versionJSON{}, faultJSON{}, labReport{}} {
 		walk(reflect.TypeOf(v))

@@ -43,6 +43,7 @@ type claim struct {
 	port   string // of a link
 	peer   string // of a link
 	inUse  bool
+	maxMTU uint32 // of a link's interface there; 0 if unknown
 }
 
 func (c claim) precedence() string {
@@ -67,7 +68,7 @@ func parseClaims(node string, list []*peerv1.AddressClaim) []claim {
 		if err != nil || !p.Addr().Is4() {
 			continue
 		}
-		k := claim{node: node, prefix: p.Masked(), kind: c.GetKind(), inUse: c.GetInUse()}
+		k := claim{node: node, prefix: p.Masked(), kind: c.GetKind(), inUse: c.GetInUse(), maxMTU: c.GetMaxMtu()}
 		switch c.GetKind() {
 		case kindLink:
 			k.port, k.peer, _ = strings.Cut(c.GetKey(), "/")
@@ -87,7 +88,7 @@ func parseClaims(node string, list []*peerv1.AddressClaim) []claim {
 // It does no I/O and is not safe for concurrent use.
 type book struct {
 	self  string
-	space space
+	space spaces
 	inUse func(netip.Prefix) bool
 
 	node       netip.Prefix // own node address, /32
@@ -96,13 +97,14 @@ type book struct {
 	pending    map[netip.Prefix]string // proposed and not answered yet, by link
 	claims     map[string][]claim      // of other nodes
 	uses       []use                   // of this machine
+	largest    map[string]int          // MTU that an own port can have, where something is plugged in
 }
 
-func newBook(self string, s space, inUse func(netip.Prefix) bool) *book {
+func newBook(self string, s spaces, inUse func(netip.Prefix) bool) *book {
 	if inUse == nil {
 		inUse = func(netip.Prefix) bool { return false }
 	}
-	return &book{self: self, space: s, inUse: inUse, pending: map[netip.Prefix]string{}, claims: map[string][]claim{}}
+	return &book{self: self, space: s, inUse: inUse, pending: map[netip.Prefix]string{}, claims: map[string][]claim{}, largest: map[string]int{}}
 }
 
 func linkKey(peer, port, peerPort string) string { return peer + "\x00" + port + "\x00" + peerPort }
@@ -182,35 +184,36 @@ func (b *book) drop(a *agreement) {
 	b.agreements = slices.DeleteFunc(b.agreements, func(o *agreement) bool { return o == a })
 }
 
-// free says who uses some of a subnet that a link would take; "" if nobody.
-func (b *book) free(prefix netip.Prefix, peer, port, peerPort string) string {
-	if by := overlapping(b.uses, prefix); by != "" {
-		return by
+// free says who uses some of a subnet that a link would take, and what range;
+// the zero use if nobody does.
+func (b *book) free(prefix netip.Prefix, peer, port, peerPort string) use {
+	if u := overlapping(b.uses, prefix); u.there() {
+		return u
 	}
 	key := linkKey(peer, port, peerPort)
 	for p, k := range b.pending {
 		if k != key && p.Overlaps(prefix) {
-			return "a subnet proposed for another link"
+			return use{p, "a subnet proposed for another link"}
 		}
 	}
 	for _, a := range b.agreements {
 		// What the two nodes agreed before about other ports is the lower ID's
 		// to change.
 		if a.Prefix.Overlaps(prefix) && a.key() != key && (a.Peer != peer || b.self < peer) {
-			return fmt.Sprintf("the link of port %s to %s", a.Port, a.Peer)
+			return use{a.Prefix, fmt.Sprintf("the link of port %s to %s", a.Port, a.Peer)}
 		}
 	}
 	if b.node.IsValid() && b.node.Overlaps(prefix) {
-		return "the own node address"
+		return use{b.node, "the own node address"}
 	}
 	for _, list := range b.claims {
 		for _, c := range list {
 			if c.prefix.Overlaps(prefix) && !(c.kind == kindLink && c.node == peer && c.peer == b.self) {
-				return c.String()
+				return use{c.prefix, c.String()}
 			}
 		}
 	}
-	return ""
+	return use{}
 }
 
 // verdict is whether an address may stay.
@@ -224,7 +227,7 @@ type verdict struct {
 // another link or node the one of lower precedence keeps it. What is in use
 // does not move.
 func (b *book) standing(a *agreement) verdict {
-	clash := overlapping(b.uses, a.Prefix)
+	clash := overlapping(b.uses, a.Prefix).by
 	if clash == "" {
 		own := precedence(kindLink, min(b.self, a.Peer), max(b.self, a.Peer))
 		clash = b.outranked(a.Prefix, own, func(c claim) bool {
@@ -258,7 +261,7 @@ func (b *book) outranked(p netip.Prefix, own string, same func(claim) bool) stri
 
 // standingNode judges the own node address.
 func (b *book) standingNode() verdict {
-	clash := overlapping(b.uses, b.node)
+	clash := overlapping(b.uses, b.node).by
 	if clash == "" {
 		clash = b.outranked(b.node, precedence(kindNode, b.self), func(claim) bool { return false })
 	}
@@ -269,19 +272,22 @@ func (b *book) standingNode() verdict {
 }
 
 // next returns the first free subnet for a link for which this node proposes,
-// but for those already refused, and keeps it for this link until settled.
-func (b *book) next(peer, port, peerPort string, refused map[netip.Prefix]bool) (netip.Prefix, string) {
+// but for ranges already refused, and keeps it for this link until settled.
+func (b *book) next(peer, port, peerPort string, refused []netip.Prefix) (netip.Prefix, string) {
 	why := ""
 	for p := range b.space.linkCandidates(b.self, port, peer, peerPort) {
-		if refused[p] {
+		if slices.ContainsFunc(refused, p.Overlaps) {
 			continue
 		}
-		by := b.free(p, peer, port, peerPort)
-		if by == "" {
+		taken := b.free(p, peer, port, peerPort)
+		if !taken.there() {
 			b.pending[p] = linkKey(peer, port, peerPort)
 			return p, ""
 		}
-		why = by
+		why = taken.by
+		if taken.prefix.Bits() < p.Bits() {
+			refused = append(refused, taken.prefix) // nothing within is free either
+		}
 	}
 	return netip.Prefix{}, why
 }
@@ -291,25 +297,25 @@ func (b *book) settled(p netip.Prefix) { delete(b.pending, p) }
 
 // accept answers a proposal of the lower ID for an own port. mtu is the largest
 // that this end can set, 0 if unknown.
-func (b *book) accept(from, port, fromPort string, prefix netip.Prefix, mtu int) (conflict string) {
+func (b *book) accept(from, port, fromPort string, prefix netip.Prefix, mtu int) (conflict use) {
 	if !b.space.isLink(prefix) {
-		return fmt.Sprintf("%s is no link subnet of the block %s", prefix, b.space.block)
+		return use{prefix, fmt.Sprintf("%s is no link subnet of %s", prefix, b.space)}
 	}
 	for _, a := range b.agreements {
 		if a.key() == linkKey(from, port, fromPort) && a.Prefix == prefix {
 			if v := b.standing(a); v.move {
 				b.drop(a)
-				return v.clash
+				return use{cmp.Or(overlapping(b.uses, prefix).prefix, prefix), v.clash}
 			}
 			b.record(from, port, fromPort, prefix, mtu)
-			return ""
+			return use{}
 		}
 	}
-	if by := b.free(prefix, from, port, fromPort); by != "" {
-		return by
+	if taken := b.free(prefix, from, port, fromPort); taken.there() {
+		return taken
 	}
 	b.record(from, port, fromPort, prefix, mtu)
-	return ""
+	return use{}
 }
 
 // chooseNode makes sure that there is a node address and that it may stay.
@@ -322,7 +328,7 @@ func (b *book) chooseNode() (changed bool, v verdict) {
 	old := b.node
 	b.node = netip.Prefix{}
 	for p := range b.space.nodeCandidates(b.self) {
-		if b.free(p, "", "", "") == "" {
+		if !b.free(p, "", "", "").there() {
 			b.node = p
 			break
 		}
@@ -335,7 +341,7 @@ func (b *book) ownClaims() []*peerv1.AddressClaim {
 	var out []*peerv1.AddressClaim
 	for _, a := range b.agreements {
 		own := b.own(a)
-		out = append(out, &peerv1.AddressClaim{Prefix: own.String(), Kind: kindLink, Key: a.Port + "/" + a.Peer, InUse: b.inUse(own)})
+		out = append(out, &peerv1.AddressClaim{Prefix: own.String(), Kind: kindLink, Key: a.Port + "/" + a.Peer, InUse: b.inUse(own), MaxMtu: uint32(b.largest[a.Port])})
 	}
 	if b.node.IsValid() {
 		out = append(out, &peerv1.AddressClaim{Prefix: b.node.String(), Kind: kindNode, InUse: b.inUse(b.node)})
@@ -344,6 +350,23 @@ func (b *book) ownClaims() []*peerv1.AddressClaim {
 		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Key, y.Key), cmp.Compare(x.Prefix, y.Prefix))
 	})
 	return out
+}
+
+// agreeMTUs brings what was agreed on to what both ends can do now: an end may
+// have another interface, or another limit set, than when they were asked.
+func (b *book) agreeMTUs() (changed bool) {
+	for _, a := range b.agreements {
+		own := b.largest[a.Port]
+		for _, c := range b.claims[a.Peer] {
+			if c.kind != kindLink || c.peer != b.self || c.port != a.PeerPort || c.prefix != a.Prefix {
+				continue
+			}
+			if mtu := agreeMTU(own, c.maxMTU); mtu > 0 && mtu != a.MTU {
+				a.MTU, changed = mtu, true
+			}
+		}
+	}
+	return changed
 }
 
 // claimed reports whether the far end claims its address of an agreement.

@@ -23,7 +23,7 @@ type cluster struct {
 type pairing struct{ low, lowPort, high, highPort string }
 
 func newCluster(t *testing.T, n int, block netip.Prefix) *cluster {
-	s, err := newSpace(block)
+	s, err := newSpaces(block, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,22 +51,23 @@ func (c *cluster) mesh(cables int) {
 func (c *cluster) agree(l pairing) {
 	low, high := c.books[l.low], c.books[l.high]
 	if a := low.find(l.high, l.lowPort, l.highPort); a != nil {
-		if !low.standing(a).move && high.accept(l.low, l.highPort, l.lowPort, a.Prefix, 9000) == "" {
+		if !low.standing(a).move && !high.accept(l.low, l.highPort, l.lowPort, a.Prefix, 9000).there() {
 			return
 		}
 	}
-	refused := map[netip.Prefix]bool{}
+	var refused []netip.Prefix
 	for {
 		p, why := low.next(l.high, l.lowPort, l.highPort, refused)
 		if !p.IsValid() {
 			c.t.Fatalf("%v: nothing is free: %s", l, why)
 		}
 		low.settled(p)
-		if high.accept(l.low, l.highPort, l.lowPort, p, 9000) == "" {
+		taken := high.accept(l.low, l.highPort, l.lowPort, p, 9000)
+		if !taken.there() {
 			low.record(l.high, l.lowPort, l.highPort, p, 9000)
 			return
 		}
-		refused[p] = true
+		refused = append(refused, p, taken.prefix)
 	}
 }
 
@@ -97,7 +98,7 @@ func (c *cluster) check() error {
 		}
 		owner[a.Prefix] = fmt.Sprint(l)
 		for _, id := range []string{l.low, l.high} {
-			if by := overlapping(c.books[id].uses, a.Prefix); by != "" {
+			if by := overlapping(c.books[id].uses, a.Prefix).by; by != "" {
 				return fmt.Errorf("%v has %s, which is taken on %s by %s", l, a.Prefix, id, by)
 			}
 		}
@@ -158,7 +159,7 @@ func TestRandomClustersAgreeAroundWhatIsOccupied(t *testing.T) {
 			var n host.Network
 			for range r.IntN(12) { // up to a quarter of the block
 				bits := block.Bits() + 4 + r.IntN(4)
-				at := b.space.at(r.IntN(1<<(32-block.Bits())) &^ (1<<(32-bits) - 1))
+				at := b.space[0].at(r.IntN(1<<(32-block.Bits())) &^ (1<<(32-bits) - 1))
 				n.Routes = append(n.Routes, host.Route{Destination: netip.PrefixFrom(at, bits), Interface: "wg0", Table: 51820})
 			}
 			n.Routes = append(n.Routes, host.Route{Destination: netip.MustParsePrefix("0.0.0.0/0"), Interface: "eth0"},
@@ -229,7 +230,7 @@ func TestWhatIsInUseDoesNotMove(t *testing.T) {
 }
 
 func TestAClaimOutsideTheNodeRangeIsNoNodeAddress(t *testing.T) {
-	s, err := newSpace(DefaultBlock)
+	s, err := newSpaces(DefaultBlock, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

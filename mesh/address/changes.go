@@ -12,8 +12,11 @@ import (
 const MaxMTU = 65520
 
 // firstMetric is the metric of the best route to a node address; worse ones
-// follow.
-const firstMetric = 100
+// follow. throughMetric is that of the best through another node.
+const (
+	firstMetric   = 100
+	throughMetric = 1000
+)
 
 // identity is a change without what is only recorded for undoing it.
 type identity struct {
@@ -31,12 +34,29 @@ func identify(c host.Change) identity {
 	return identity{c.Kind, c.Interface, c.Prefix, c.Gateway, c.Source, c.Metric, c.MTU, c.Manager}
 }
 
+// leastMTU is the smallest that is agreed on; IPv6 needs it.
+const leastMTU = 1280
+
 // largestMTU is what an interface can be set to; 0 if it is not there.
-func largestMTU(i host.Interface) int {
+func (m *Manager) largestMTU(i host.Interface) int {
+	mtu := min(i.MTU, MaxMTU)
 	if i.MaxMTU > 0 {
-		return min(i.MaxMTU, MaxMTU)
+		mtu = min(i.MaxMTU, MaxMTU)
 	}
-	return min(i.MTU, MaxMTU)
+	if m.cfg.MTU > 0 {
+		mtu = min(mtu, m.cfg.MTU)
+	}
+	return mtu
+}
+
+// agreeMTU is what both ends of a link set, by the largest that each can; 0 if
+// it is not known of one, or makes no sense.
+func agreeMTU(own int, far uint32) int {
+	agreed := min(own, int(min(far, MaxMTU)))
+	if agreed < leastMTU {
+		return 0
+	}
+	return agreed
 }
 
 // linkChanges returns what gives an interface its link address.
@@ -45,7 +65,7 @@ func linkChanges(i host.Interface, own netip.Prefix, mtu int) []host.Change {
 	if i.ManagedBy != "" {
 		out = append(out, host.Change{Kind: host.ChangeUnmanage, Interface: i.Name, Manager: i.ManagedBy})
 	}
-	if mtu > 0 && mtu <= largestMTU(i) {
+	if mtu > 0 {
 		out = append(out, host.Change{Kind: host.ChangeMTU, Interface: i.Name, MTU: mtu, OldMTU: i.MTU})
 	}
 	return append(out,
@@ -61,16 +81,17 @@ type way struct {
 	proven      bool
 }
 
-// routeChanges returns host routes to a peer's node address over proven links.
-// A link keeps its rank while another comes and goes, so that routes stay put.
-func routeChanges(node, own netip.Prefix, ways []way) []host.Change {
+// routeChanges returns host routes to a node address over proven links, with
+// metrics from first on. A link keeps its rank while another comes and goes, so
+// that routes stay put.
+func routeChanges(node, own netip.Prefix, ways []way, first int) []host.Change {
 	slices.SortFunc(ways, func(a, b way) int { return cmp.Or(cmp.Compare(b.gbps, a.gbps), cmp.Compare(a.port, b.port)) })
 	var out []host.Change
 	for rank, w := range ways {
 		if w.proven && w.iface != "" && w.gateway.IsValid() {
 			out = append(out, host.Change{
 				Kind: host.ChangeRoute, Interface: w.iface, Prefix: node, Gateway: w.gateway,
-				Source: own.Addr(), Metric: firstMetric + rank,
+				Source: own.Addr(), Metric: first + rank,
 			})
 		}
 	}
@@ -88,6 +109,8 @@ func satisfied(c host.Change, n host.Network) bool {
 		return there && i.MTU == c.MTU
 	case host.ChangeAddress:
 		return there && slices.Contains(i.Addresses, c.Prefix)
+	case host.ChangeForward:
+		return there && i.Forwarding
 	case host.ChangeUnmanage:
 		return there && i.ManagedBy == ""
 	case host.ChangeRoute:

@@ -32,12 +32,20 @@ type Applier interface {
 
 // Config is what a Manager needs.
 type Config struct {
-	Self      string       // own node ID
-	Block     netip.Prefix // zero means DefaultBlock; IPv4, /8 to /26
-	StateFile string       // where what was agreed is remembered
-	Peer      Peer
-	Applier   Applier
-	Clock     host.Clock // nil means the system's
+	Self  string       // own node ID
+	Block netip.Prefix // zero means DefaultBlock; IPv4, /8 to /26
+	// Spares are blocks to go on with where the one before is taken as a whole
+	// on a node.
+	Spares    []netip.Prefix
+	StateFile string // where what was agreed is remembered
+	// MTU is the largest that is set; 0 means what both ends can do.
+	MTU int
+	// Forward passes packets on from one cable of this node to another, and
+	// nowhere else.
+	Forward bool
+	Peer    Peer
+	Applier Applier
+	Clock   host.Clock // nil means the system's
 	// InUse tells whether an instance or transfer uses an own prefix now; such
 	// an address is not moved. It is called with a lock held and must not call
 	// the Manager. nil means none is.
@@ -62,6 +70,14 @@ type End struct {
 	Proven    bool
 	// NegotiatedGbps orders links to one peer; 0 if unknown.
 	NegotiatedGbps float64
+}
+
+// Reach is what another node says of what it is joined to by cables.
+type Reach struct {
+	// Forwards is set where it passes packets on between its cables.
+	Forwards bool
+	// Neighbours are the nodes to which it has a proven link.
+	Neighbours []string
 }
 
 // Link is the link address of one own end.

@@ -57,6 +57,7 @@ type Manager struct {
 	print   string    // fingerprint of what was last announced
 	dirty   bool      // the book is newer than the state file
 	clash   []Conflict
+	reach   map[string]Reach // of other nodes
 	closing bool
 	heard   map[string]bool // peers whose claims have come
 	ready   bool            // facts have come
@@ -110,7 +111,7 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Retry <= 0 {
 		cfg.Retry = defaultRetry
 	}
-	s, err := newSpace(cfg.Block)
+	s, err := newSpaces(cfg.Block, cfg.Spares)
 	if err != nil {
 		return nil, err
 	}
@@ -226,6 +227,11 @@ func (m *Manager) Update(net host.Network, ends []End) {
 	}
 	m.net, m.ready = net, true
 	m.ends = slices.Clone(ends)
+	clear(m.book.largest)
+	for _, e := range m.usable() {
+		i, _ := net.Interface(e.Interface)
+		m.book.largest[e.Port] = m.largestMTU(i)
+	}
 	m.locate()
 	m.survey()
 	poke(m.wake)
@@ -306,6 +312,31 @@ func (m *Manager) SetClaims(byNode map[string][]*peerv1.AddressClaim) {
 	poke(m.wake)
 }
 
+// SetReach takes what every other node says of its cables, by node ID: what a
+// packet can take its way through.
+func (m *Manager) SetReach(byNode map[string]Reach) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reach = byNode
+	poke(m.wake)
+}
+
+// Forwards tells whether this node passes packets on between its cables.
+func (m *Manager) Forwards() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.forwards()
+}
+
+func (m *Manager) forwards() bool {
+	for id, e := range m.applied {
+		if i, there := m.net.Interface(id.iface); id.kind == host.ChangeForward && there && i.Index == e.index {
+			return true
+		}
+	}
+	return false
+}
+
 // Forget drops what was agreed with a node that was forgotten or revoked.
 func (m *Manager) Forget(nodeID string) {
 	m.mu.Lock()
@@ -346,17 +377,18 @@ func (m *Manager) HandlePropose(_ context.Context, from string, req *peerv1.Prop
 			return nil, fault.Newf(fault.NodeUnknown, "see where the cables go by `tbcluster status`", "port %s here leads to %s, not to %s", e.Port, e.PeerID, from)
 		}
 		if i, ok := m.net.Interface(e.Interface); ok {
-			mtu = largestMTU(i)
+			mtu = m.largestMTU(i)
 		}
 	}
-	agreed := 0
-	if req.GetMtu() > 0 && mtu > 0 {
-		agreed = min(int(min(req.GetMtu(), MaxMTU)), mtu)
-	}
+	agreed := agreeMTU(mtu, req.GetMtu())
 	conflict := m.book.accept(from, req.GetPort(), req.GetProposerPort(), prefix, agreed)
 	m.dirty = true
 	poke(m.wake)
-	return &peerv1.ProposeAddressResponse{Accepted: conflict == "", Conflict: conflict, MaxMtu: uint32(mtu)}, nil
+	resp := &peerv1.ProposeAddressResponse{Accepted: !conflict.there(), Conflict: conflict.by, MaxMtu: uint32(mtu)}
+	if conflict.prefix.IsValid() {
+		resp.Taken = conflict.prefix.String()
+	}
+	return resp, nil
 }
 
 // portName reports whether text can name a port.
@@ -526,6 +558,15 @@ func (m *Manager) missing() []host.Change {
 	return out
 }
 
+// protects reports whether a filter drops what others send to own addresses
+// and forgets no cable.
+func (m *Manager) protects(f host.Change) bool {
+	own := &host.Change{}
+	m.protect(own)
+	return slices.Equal(f.Interfaces, own.Interfaces) &&
+		!slices.ContainsFunc(own.Addresses, func(a netip.Addr) bool { return !slices.Contains(f.Addresses, a) })
+}
+
 // FilterActive tells whether the packet filter is in force for all own
 // addresses, and what keeps it from being so; "" while there is nothing to
 // protect or it is about to be set.
@@ -538,7 +579,7 @@ func (m *Manager) FilterActive() (bool, string) {
 func (m *Manager) filterActive() (bool, string) {
 	want := m.wantedFilter()
 	switch {
-	case m.filter != nil && want != nil && sameFilter(*m.filter, *want):
+	case m.filter != nil && want != nil && m.protects(*m.filter):
 		return true, ""
 	case want == nil:
 		return false, ""

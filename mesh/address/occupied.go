@@ -34,12 +34,17 @@ func occupied(n host.Network, ours func(p netip.Prefix, iface string) bool) []us
 	return out
 }
 
-// overlapping returns who uses some of p; "" if nobody does.
-func overlapping(uses []use, p netip.Prefix) string {
+// there reports whether somebody uses it.
+func (u use) there() bool { return u.by != "" }
+
+// overlapping returns the largest range in use that holds some of p; the zero
+// use if there is none.
+func overlapping(uses []use, p netip.Prefix) use {
+	var found use
 	for _, u := range uses {
-		if u.prefix.Overlaps(p) {
-			return u.by
+		if u.prefix.Overlaps(p) && (!found.there() || u.prefix.Bits() < found.prefix.Bits()) {
+			found = u
 		}
 	}
-	return ""
+	return found
 }

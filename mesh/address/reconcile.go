@@ -27,7 +27,10 @@ func (m *Manager) wanted() []host.Change {
 	for _, e := range m.usable() {
 		if a := m.standing(e); a != nil {
 			i, _ := m.net.Interface(e.Interface)
-			out = append(out, linkChanges(i, m.book.own(a), a.MTU)...)
+			out = append(out, linkChanges(i, m.book.own(a), min(a.MTU, m.largestMTU(i)))...)
+			if m.cfg.Forward && i.Up {
+				out = append(out, host.Change{Kind: host.ChangeForward, Interface: i.Name, WasOn: i.Forwarding})
+			}
 		}
 	}
 	out = append(out, m.openings()...)
@@ -36,19 +39,86 @@ func (m *Manager) wanted() []host.Change {
 		return out
 	}
 	out = append(out, node)
+	ways := m.ways()
+	for _, peer := range sortedKeys(ways) {
+		if to, ok := m.nodeAddressOf(peer); ok {
+			out = append(out, routeChanges(to, m.book.node, ways[peer], firstMetric)...)
+		}
+	}
+	through := m.through(ways)
+	for _, peer := range sortedKeys(through) {
+		if to, ok := m.nodeAddressOf(peer); ok {
+			out = append(out, routeChanges(to, m.book.node, through[peer], throughMetric)...)
+		}
+	}
+	return out
+}
+
+// ways returns the links to each node that a cable leads to.
+func (m *Manager) ways() map[string][]way {
 	ways := map[string][]way{}
 	for _, e := range m.ends {
 		if a := m.standing(e); a != nil {
 			ways[e.PeerID] = append(ways[e.PeerID], way{port: e.Port, iface: e.Interface, gateway: m.book.far(a), gbps: e.NegotiatedGbps, proven: e.Proven && e.Present})
 		}
 	}
+	return ways
+}
+
+// nodeAddressOf returns the node address that another node claims.
+func (m *Manager) nodeAddressOf(peer string) (netip.Prefix, bool) {
+	for _, c := range m.book.claims[peer] {
+		// Only what can be a node address: a claim must not draw other traffic.
+		if c.kind == kindNode && m.book.space.isNode(c.prefix) && c.prefix != m.book.node && !overlapping(m.book.uses, c.prefix).there() {
+			return c.prefix, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// maxThrough bounds the routes to one node through others.
+const maxThrough = 4
+
+// through returns the ways to the nodes that no proven link leads to, through
+// nodes that pass packets on: the fewest of them, and of equal ones the faster
+// first link. Every node works this out from the same reports, so each next
+// one is nearer.
+func (m *Manager) through(ways map[string][]way) map[string][]way {
+	first := map[string][]way{} // first links of the shortest ways, by node
+	var front []string
 	for _, peer := range sortedKeys(ways) {
-		for _, c := range m.book.claims[peer] {
-			// Only what can be a node address: a claim must not draw other traffic.
-			if c.kind == kindNode && m.book.space.isNode(c.prefix) && c.prefix != m.book.node && overlapping(m.book.uses, c.prefix) == "" {
-				out = append(out, routeChanges(c.prefix, m.book.node, ways[peer])...)
-				break
+		var best *way
+		for i, w := range ways[peer] {
+			if w.proven && w.iface != "" && w.gateway.IsValid() && (best == nil || w.gbps > best.gbps) {
+				best = &ways[peer][i]
 			}
+		}
+		if best != nil {
+			first[peer], front = []way{*best}, append(front, peer)
+		}
+	}
+	out := map[string][]way{}
+	for len(front) > 0 {
+		next := map[string][]way{}
+		for _, via := range front {
+			r := m.reach[via]
+			if !r.Forwards {
+				continue
+			}
+			for _, to := range r.Neighbours {
+				if _, nearer := first[to]; nearer || to == m.cfg.Self {
+					continue
+				}
+				for _, w := range first[via] {
+					if !slices.ContainsFunc(next[to], func(o way) bool { return o.gateway == w.gateway }) && len(next[to]) < maxThrough {
+						next[to] = append(next[to], w)
+					}
+				}
+			}
+		}
+		front = sortedKeys(next)
+		for _, to := range front {
+			first[to], out[to] = next[to], next[to]
 		}
 	}
 	return out
@@ -103,7 +173,38 @@ func (m *Manager) nodeChange() (host.Change, bool) {
 // wantedFilter protects every own address, remembered ones too, so that a
 // replug finds it ready; open are the cables that lead to paired nodes.
 func (m *Manager) wantedFilter() *host.Change {
-	f := host.Change{Kind: host.ChangeFilter}
+	f := &host.Change{Kind: host.ChangeFilter}
+	if !m.protect(f) {
+		return nil
+	}
+	// Nor does the LAN reach through this machine what only cables reach, should
+	// somebody have it pass packets on.
+	for _, a := range m.book.agreements {
+		if !overlapping(m.book.uses, a.Prefix).there() {
+			f.Addresses = append(f.Addresses, m.book.far(a))
+		}
+	}
+	for peer := range m.ways() {
+		if to, ok := m.nodeAddressOf(peer); ok {
+			f.Addresses = append(f.Addresses, to.Addr())
+		}
+	}
+	for _, e := range m.usable() {
+		i, _ := m.net.Interface(e.Interface)
+		c := host.Change{Kind: host.ChangeForward, Interface: i.Name}
+		was := m.applied[identify(c)]
+		// What passed packets on before us goes on as it did.
+		if m.cfg.Forward && (was == nil && !i.Forwarding || was != nil && !was.change.WasOn) {
+			f.Forwarders = append(f.Forwarders, i.Name)
+		}
+	}
+	tidy(f)
+	return f
+}
+
+// protect adds the own addresses to a filter, and the cables that it is open
+// to; false where there is nothing to protect.
+func (m *Manager) protect(f *host.Change) bool {
 	for _, a := range m.book.agreements {
 		f.Addresses = append(f.Addresses, m.book.own(a).Addr())
 	}
@@ -115,7 +216,7 @@ func (m *Manager) wantedFilter() *host.Change {
 		}
 	}
 	if len(f.Addresses) == 0 {
-		return nil
+		return false
 	}
 	if m.book.node.IsValid() {
 		f.Addresses = append(f.Addresses, m.book.node.Addr())
@@ -129,10 +230,15 @@ func (m *Manager) wantedFilter() *host.Change {
 			f.Interfaces = append(f.Interfaces, e.change.Interface)
 		}
 	}
+	tidy(f)
+	return true
+}
+
+func tidy(f *host.Change) {
 	slices.SortFunc(f.Addresses, netip.Addr.Compare)
 	slices.Sort(f.Interfaces)
-	f.Addresses, f.Interfaces = slices.Compact(f.Addresses), slices.Compact(f.Interfaces)
-	return &f
+	slices.Sort(f.Forwarders)
+	f.Addresses, f.Interfaces, f.Forwarders = slices.Compact(f.Addresses), slices.Compact(f.Interfaces), slices.Compact(f.Forwarders)
 }
 
 // retained reports whether a change stays in force though nothing wants it
@@ -156,7 +262,7 @@ func (m *Manager) retained(e *entry) bool {
 }
 
 func sameFilter(a, b host.Change) bool {
-	return slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Interfaces, b.Interfaces)
+	return slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Interfaces, b.Interfaces) && slices.Equal(a.Forwarders, b.Forwarders)
 }
 
 // reconcile brings the machine to what is wanted; false once Down was called.
@@ -174,11 +280,12 @@ func (m *Manager) reconcile(ctx context.Context, background *sync.WaitGroup) boo
 	}
 	before := m.book.node
 	m.decide(ctx, background)
-	if m.book.node != before {
+	if m.book.agreeMTUs() || m.book.node != before {
 		m.dirty = true
 	}
 	wanted := m.wanted()
 	m.mu.Unlock()
+	m.remember() // before it is in force: what a crash leaves, the next life knows
 
 	changed := m.remove(ctx, wanted)
 	for _, c := range wanted {
@@ -215,10 +322,10 @@ func (m *Manager) fingerprint() string {
 		fmt.Fprintln(&b, l, i.Index)
 	}
 	for _, c := range m.book.ownClaims() {
-		fmt.Fprintln(&b, c.GetPrefix(), c.GetKind(), c.GetKey(), c.GetInUse())
+		fmt.Fprintln(&b, c.GetPrefix(), c.GetKind(), c.GetKey(), c.GetInUse(), c.GetMaxMtu())
 	}
 	active, why := m.filterActive()
-	fmt.Fprintln(&b, m.nodeAddress(), m.clash, m.missing(), active, why)
+	fmt.Fprintln(&b, m.nodeAddress(), m.clash, m.missing(), active, why, m.forwards())
 	return b.String()
 }
 
@@ -286,12 +393,13 @@ func (m *Manager) consider(ctx context.Context, background *sync.WaitGroup, e En
 		first = a.Prefix
 	}
 	q.running = true
-	background.Go(func() { m.ask(ctx, q, e.PeerID, e.Port, port, first, largestMTU(i)) })
+	background.Go(func() { m.ask(ctx, q, e.PeerID, e.Port, port, first, m.largestMTU(i)) })
 }
 
 // ask proposes one subnet after the other until the far end takes one.
 func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, first netip.Prefix, mtu int) {
-	refused := map[netip.Prefix]bool{}
+	var refused []netip.Prefix
+	tries := 0
 	err := func() error {
 		for candidate := first; ; candidate = (netip.Prefix{}) {
 			m.mu.Lock()
@@ -299,7 +407,7 @@ func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, 
 				var why string
 				if candidate, why = m.book.next(peer, port, peerPort, refused); !candidate.IsValid() {
 					m.mu.Unlock()
-					return fmt.Errorf("no subnet of %s is free at both ends; the last was taken by %s", m.cfg.Block, why)
+					return fmt.Errorf("no subnet of %s is free at both ends; the last was taken by %s", m.book.space, cmp.Or(why, "what the other end uses"))
 				}
 			}
 			m.mu.Unlock()
@@ -313,12 +421,9 @@ func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, 
 				return err
 			}
 			if resp.GetAccepted() {
-				agreed := 0
-				if mtu > 0 && resp.GetMaxMtu() > 0 {
-					agreed = min(mtu, int(min(resp.GetMaxMtu(), MaxMTU)))
-				}
+				agreed := agreeMTU(mtu, resp.GetMaxMtu())
 				// Something may have taken it while the far end was asked.
-				if by := m.book.free(candidate, peer, port, peerPort); by == "" || candidate == first {
+				if !m.book.free(candidate, peer, port, peerPort).there() || candidate == first {
 					m.book.record(peer, port, peerPort, candidate, agreed)
 					m.dirty = true
 					q.asked = m.cfg.Clock.Now()
@@ -326,10 +431,17 @@ func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, 
 					return nil
 				}
 			}
-			refused[candidate] = true
+			refused = append(refused, candidate)
+			if taken, err := netip.ParsePrefix(resp.GetTaken()); err == nil && taken.Overlaps(candidate) {
+				refused = append(refused, taken.Masked())
+			}
+			if tries++; tries%blockRefusals == 0 {
+				// An older version does not say what range is in its way.
+				refused = append(refused, m.book.space.of(candidate.Addr()).block)
+			}
 			m.mu.Unlock()
-			if len(refused) >= maxRefusals {
-				return fmt.Errorf("the other end refused %d subnets of %s, the last one because of %s", len(refused), m.cfg.Block, cmp.Or(resp.GetConflict(), "another link of this node"))
+			if tries >= maxRefusals {
+				return fmt.Errorf("the other end refused %d subnets of %s, the last one because of %s", tries, m.book.space, cmp.Or(resp.GetConflict(), "another link of this node"))
 			}
 		}
 	}()
@@ -350,8 +462,12 @@ func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, 
 	poke(m.wake)
 }
 
-// maxRefusals bounds how long two nodes search at one go.
-const maxRefusals = 256
+// maxRefusals bounds how long two nodes search at one go, blockRefusals within
+// one block.
+const (
+	maxRefusals   = 256
+	blockRefusals = 64
+)
 
 // remove undoes what is not wanted any more, the latest first, and strikes
 // what went with its interface from the journal.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"tbcluster/api/fault"
@@ -16,6 +17,79 @@ type space struct {
 	block netip.Prefix
 	links int // /30s
 	nodes int // /32s
+}
+
+// spaces are the block and its spares, in the order in which they are used.
+type spaces []space
+
+// newSpaces cuts up a block and its spares. A spare that overlaps one before it
+// is left out: it would give the same addresses twice.
+func newSpaces(block netip.Prefix, spares []netip.Prefix) (spaces, error) {
+	var out spaces
+	for i, b := range append([]netip.Prefix{block}, spares...) {
+		s, err := newSpace(b)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 && slices.ContainsFunc(out, func(o space) bool { return o.block.Overlaps(b) }) {
+			continue
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// of returns the space that an address is in; nil if none.
+func (l spaces) of(a netip.Addr) *space {
+	for i := range l {
+		if l[i].block.Contains(a) {
+			return &l[i]
+		}
+	}
+	return nil
+}
+
+func (l spaces) isLink(p netip.Prefix) bool {
+	return slices.ContainsFunc(l, func(s space) bool { return s.isLink(p) })
+}
+
+func (l spaces) isNode(p netip.Prefix) bool {
+	return slices.ContainsFunc(l, func(s space) bool { return s.isNode(p) })
+}
+
+// linkCandidates are those of the block, then those of each spare.
+func (l spaces) linkCandidates(low, lowPort, high, highPort string) iter.Seq[netip.Prefix] {
+	return func(yield func(netip.Prefix) bool) {
+		for _, s := range l {
+			for p := range s.linkCandidates(low, lowPort, high, highPort) {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// nodeCandidates are those of the block, then those of each spare.
+func (l spaces) nodeCandidates(node string) iter.Seq[netip.Prefix] {
+	return func(yield func(netip.Prefix) bool) {
+		for _, s := range l {
+			for p := range s.nodeCandidates(node) {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// String lists the blocks for people.
+func (l spaces) String() string {
+	var out []string
+	for _, s := range l {
+		out = append(out, s.block.String())
+	}
+	return strings.Join(out, ", ")
 }
 
 // homeRouters is where most home routers live; never ours.

@@ -17,6 +17,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host"
+	"tbcluster/host/schema"
 )
 
 // TrustFile is the name of the trust file in the agent's state directory.
@@ -135,14 +136,12 @@ func OpenStore(dir string, key *Key, o StoreOptions) (*Store, error) {
 }
 
 func (s *Store) load(data []byte) error {
+	if err := schema.Check(data, trustSchema, s.path); err != nil {
+		return err
+	}
 	var file trustFile
 	if err := json.Unmarshal(data, &file); err != nil {
 		return s.fileFault(err)
-	}
-	if file.Schema > trustSchema {
-		f := fault.Newf(fault.StateTooNew, "install that version again, or a newer one", "read the trust store").At(s.path)
-		f.Why = fmt.Sprintf("it was written by a newer tbcluster (schema %d, this one knows %d)", file.Schema, trustSchema)
-		return f
 	}
 	v, dropped, err := build(file.Records)
 	if err != nil {

@@ -144,7 +144,10 @@ func (a *assembly) pair(x, y *side) *tbclusterv1.Link {
 		Errors:         x.report.GetErrors() + y.report.GetErrors(),
 		ATxBytes:       x.report.GetTxBytes(),
 		ARxBytes:       x.report.GetRxBytes(),
+		Hops:           max(x.report.GetHops(), y.report.GetHops()),
+		FlapHistory:    a.flaps(x, y),
 	}
+	measured(l, x, y)
 	worse, better, worseSide := vx, vy, x
 	if rank[vy.state] < rank[vx.state] {
 		worse, better, worseSide = vy, vx, y
@@ -211,7 +214,10 @@ func (a *assembly) single(s *side) *tbclusterv1.Link {
 		ATxBytes:       r.GetTxBytes(),
 		ARxBytes:       r.GetRxBytes(),
 		StateSince:     r.GetStateSince(),
+		Hops:           r.GetHops(),
+		FlapHistory:    a.flaps(s),
 	}
+	measured(l, s)
 	device := strings.TrimSpace(r.GetRemoteVendor() + " " + r.GetRemoteDevice())
 	switch {
 	case known:
@@ -277,7 +283,61 @@ func (a *assembly) end(s *side) *tbclusterv1.LinkEnd {
 		Interface: r.GetInterface(),
 		Address:   r.GetAddress(),
 		Mtu:       r.GetMtu(),
+		TxBytes:   r.GetTxBytes(),
+		RxBytes:   r.GetRxBytes(),
+		TxErrors:  r.GetTxErrors(),
+		RxErrors:  r.GetRxErrors(),
+		TxDropped: r.GetTxDropped(),
+		RxDropped: r.GetRxDropped(),
 	}
+}
+
+// measured takes the newer measurement of the ends.
+func measured(l *tbclusterv1.Link, sides ...*side) {
+	for _, s := range sides {
+		m := s.report.GetMeasurement()
+		if m == nil || l.Measurement != nil && !m.GetMeasuredAt().AsTime().After(l.Measurement.GetMeasuredAt().AsTime()) {
+			continue
+		}
+		l.Measurement = m
+		l.MeasuredBytesPerSecond = min(m.GetAToBBytesPerSecond(), m.GetBToABytesPerSecond())
+	}
+}
+
+// sameFlap is how far apart two ends may see one flap: a silent cable is
+// noticed within seconds, and clocks differ a little.
+const sameFlap = 10 * time.Second
+
+// flaps joins what both ends remember, oldest first. Where clocks differ much,
+// what both saw is there twice.
+func (a *assembly) flaps(sides ...*side) []*tbclusterv1.LinkFlap {
+	var out []*tbclusterv1.LinkFlap
+	for _, s := range sides {
+		known := len(out)
+		joined := make([]bool, known)
+	next:
+		for _, f := range s.report.GetFlapHistory() {
+			at := f.GetDownAt().AsTime()
+			for i, o := range out[:known] {
+				if !joined[i] && at.Sub(o.GetDownAt().AsTime()).Abs() <= sameFlap {
+					joined[i] = true
+					o.SeenBy = append(o.SeenBy, a.name(s.node))
+					if at.Before(o.GetDownAt().AsTime()) {
+						o.DownAt = f.GetDownAt()
+					}
+					if f.GetBackAt() == nil || o.GetBackAt() != nil && f.GetBackAt().AsTime().After(o.GetBackAt().AsTime()) {
+						o.BackAt = f.GetBackAt()
+					}
+					continue next
+				}
+			}
+			out = append(out, &tbclusterv1.LinkFlap{DownAt: f.GetDownAt(), BackAt: f.GetBackAt(), Reason: cut(f.GetReason()), SeenBy: []string{a.name(s.node)}})
+		}
+	}
+	slices.SortStableFunc(out, func(x, y *tbclusterv1.LinkFlap) int {
+		return x.GetDownAt().AsTime().Compare(y.GetDownAt().AsTime())
+	})
+	return out[max(0, len(out)-maxFlaps):]
 }
 
 // since is when the later of both ends came to its state; a node's going down

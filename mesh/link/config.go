@@ -78,10 +78,12 @@ type Config struct {
 	// Acked reports whether the far machine has acknowledged everything that was
 	// sent on a probe's connection; nil where that cannot be known. It tells an
 	// agent that stands still from a silent cable.
-	Acked  func(net.Conn) bool
-	Clock  host.Clock // for timestamps; nil means the system's
-	Timing Timing
-	Log    *slog.Logger // nil means none
+	Acked func(net.Conn) bool
+	// History remembers over restarts; nil remembers nothing.
+	History *History
+	Clock   host.Clock // for timestamps; nil means the system's
+	Timing  Timing
+	Log     *slog.Logger // nil means none
 	// Changed is called, with no lock held and never twice at once, after
 	// something of Reports other than counters changed, or something of Ends.
 	// It may be nil.

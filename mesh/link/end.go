@@ -28,6 +28,7 @@ type end struct {
 
 	peerID   string // node at the far end, by UUIDs
 	peerPort string // port there, by UUIDs or a guess
+	lastPeer string // the last node that was known to be there
 
 	// What probes have shown since the interface appeared.
 	probedID   string
@@ -101,13 +102,20 @@ func (e *end) current(name func(string) string) (tbclusterv1.LinkState, string) 
 }
 
 // settle brings state, since and flaps up to date.
-func (e *end) settle(now time.Time, name func(string) string) {
-	s, _ := e.current(name)
+func (e *end) settle(now time.Time, name func(string) string, h *History) {
+	if p := e.peer(); p != "" {
+		e.lastPeer = p
+	}
+	s, reason := e.current(name)
 	if s == e.state {
 		return
 	}
-	if s == tbclusterv1.LinkState_LINK_STATE_DOWN {
+	switch s {
+	case tbclusterv1.LinkState_LINK_STATE_DOWN:
 		e.flaps++
+		h.down(e.port, e.lastPeer, reason, now)
+	case tbclusterv1.LinkState_LINK_STATE_PROVEN:
+		h.back(e.port, e.lastPeer, now)
 	}
 	e.state, e.since = s, now
 }
@@ -135,6 +143,11 @@ func (e *end) report(name func(string) string) *peerv1.LinkReport {
 		TxBytes:        e.nic.TxBytes,
 		RxBytes:        e.nic.RxBytes,
 		Errors:         e.nic.RxErrors + e.nic.TxErrors + e.nic.RxDropped + e.nic.TxDropped,
+		RxErrors:       e.nic.RxErrors,
+		TxErrors:       e.nic.TxErrors,
+		RxDropped:      e.nic.RxDropped,
+		TxDropped:      e.nic.TxDropped,
+		Hops:           uint32(max(e.x.Hops, 0)),
 		Flaps:          e.flaps,
 		RemoteDevice:   e.x.Device,
 		RemoteVendor:   e.x.Vendor,
@@ -154,6 +167,29 @@ func (e *end) report(name func(string) string) *peerv1.LinkReport {
 		}
 	}
 	return r
+}
+
+// remembered adds what the history has of the end.
+func (e *end) remembered(r *peerv1.LinkReport, h *History) {
+	flaps, m := h.of(e.port, e.lastPeer, e.farPort(), negotiated(e.x))
+	for _, f := range flaps {
+		p := &tbclusterv1.LinkFlap{DownAt: timestamppb.New(f.Down), Reason: f.Reason}
+		if !f.Back.IsZero() {
+			p.BackAt = timestamppb.New(f.Back)
+		}
+		r.FlapHistory = append(r.FlapHistory, p)
+	}
+	if m != nil {
+		r.Measurement = m.Proto()
+	}
+}
+
+// farPort is the port at the far end as far as known.
+func (e *end) farPort() string {
+	if e.probedID != "" && e.probedPort != "" {
+		return e.probedPort
+	}
+	return e.peerPort
 }
 
 // negotiated is the lower of both directions' rates.

@@ -138,8 +138,10 @@ func (t *Tracker) probe(ctx context.Context, e *end, p *prober) {
 		}
 		delay = t.cfg.Timing.RetryFirst
 	}
+	tries := 0
 	for {
 		for t.isGood(e, p) { // kicked when that ends
+			tries = 0
 			select {
 			case <-ctx.Done():
 				return
@@ -147,7 +149,8 @@ func (t *Tracker) probe(ctx context.Context, e *end, p *prober) {
 			}
 			delay = t.cfg.Timing.RetryFirst
 		}
-		dial, cancel := context.WithTimeout(ctx, t.cfg.Timing.DialTimeout)
+		dial, cancel := context.WithTimeout(ctx, min(1+time.Duration(tries)/slowAfter, slowMost)*t.cfg.Timing.DialTimeout)
+		tries++
 		conn, err := t.cfg.Dialer.DialLink(dial, p.peer, p.iface, netip.AddrPortFrom(p.local, 0), netip.AddrPortFrom(p.remote, p.linkPort))
 		cancel()
 		if ctx.Err() != nil {
@@ -168,6 +171,13 @@ func (t *Tracker) probe(ctx context.Context, e *end, p *prober) {
 		}
 	}
 }
+
+// A dial that is too short for a machine that has much to do never succeeds:
+// after some tries each gets more time.
+const (
+	slowAfter = 4
+	slowMost  = 4
+)
 
 // isGood reports whether p still is the end's prober and a connection is good.
 func (t *Tracker) isGood(e *end, p *prober) bool {

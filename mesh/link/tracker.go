@@ -57,8 +57,9 @@ func NewTracker(cfg Config) *Tracker {
 		tries:  map[group]*try{},
 	}
 	t.ctx, t.stop = context.WithCancel(context.Background())
-	t.wg.Add(1)
+	t.wg.Add(2)
 	go t.announce()
+	go t.keep()
 	return t
 }
 
@@ -72,6 +73,56 @@ func (t *Tracker) Close() {
 	t.mu.Unlock()
 	t.stop()
 	t.wg.Wait()
+	t.save()
+}
+
+// saveEvery is how often the history is written at most: a cable that flaps all
+// the time wears no disk.
+const saveEvery = 2 * time.Second
+
+// keep writes the history.
+func (t *Tracker) keep() {
+	defer t.wg.Done()
+	tick := time.NewTicker(saveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-tick.C:
+			t.save()
+		}
+	}
+}
+
+func (t *Tracker) save() {
+	if err := t.cfg.History.Save(); err != nil {
+		t.cfg.Log.Error("cannot keep the history of cables", "error", err)
+	}
+}
+
+// Measured remembers what a bench of an own end found. The end must lead to that
+// port of that node now.
+func (t *Tracker) Measured(port, peer, peerPort string, m Measurement) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.ends {
+		if e.listed && e.port == port && e.peer() == peer && (e.farPort() == "" || e.farPort() == peerPort) {
+			m.NegotiatedGbps = negotiated(e.x)
+			t.cfg.History.measured(port, peer, peerPort, m, t.cfg.Clock.Now())
+			t.touch()
+			return nil
+		}
+	}
+	return fmt.Errorf("no cable leads from port %s to port %s of %s now", port, peerPort, t.name(peer))
+}
+
+// Forget drops what is remembered of the cables to a node.
+func (t *Tracker) Forget(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cfg.History.forget(node)
+	t.touch()
 }
 
 // announce calls Changed, one call at a time.
@@ -182,9 +233,16 @@ func (t *Tracker) SetAddresses(byPort map[string]Address) {
 func (t *Tracker) Reports() []*peerv1.LinkReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.reports()
+	out := make([]*peerv1.LinkReport, 0, len(t.ends))
+	for _, e := range t.sorted() {
+		r := e.report(t.name)
+		e.remembered(r, t.cfg.History)
+		out = append(out, r)
+	}
+	return out
 }
 
+// reports are own ends without what is remembered of them.
 func (t *Tracker) reports() []*peerv1.LinkReport {
 	out := make([]*peerv1.LinkReport, 0, len(t.ends))
 	for _, e := range t.sorted() {
@@ -257,10 +315,15 @@ func (t *Tracker) touch() {
 	now := t.cfg.Clock.Now()
 	var b strings.Builder
 	for _, e := range t.sorted() {
-		e.settle(now, t.name)
+		e.settle(now, t.name, t.cfg.History)
 		state, reason := e.current(t.name)
-		fmt.Fprintf(&b, "%q %q %q %v %v %q %q %q %q %q %v %v %v %q %v|", e.port, e.remote, e.local, state, e.listed, reason,
+		_, measured := t.cfg.History.of(e.port, e.lastPeer, e.farPort(), negotiated(e.x))
+		fmt.Fprintf(&b, "%q %q %q %v %v %q %q %q %q %q %v %v %v %q %v", e.port, e.remote, e.local, state, e.listed, reason,
 			e.nic.Name, e.peerID, e.peerPort, e.probedPort, e.addr.Prefix, e.nic.MTU, e.x.RxGbps+e.x.TxGbps+e.x.CapableGbps, e.x.Device, e.shownRTT)
+		if measured != nil {
+			fmt.Fprintf(&b, " %v", *measured)
+		}
+		b.WriteByte('|')
 	}
 	if s := b.String(); s != t.print {
 		t.print = s

@@ -312,7 +312,7 @@ func links(self *machine, ms ...*machine) []*tbclusterv1.Link {
 // as they should be.
 func await(t *testing.T, what string, ms []*machine, ok func([]*tbclusterv1.Link) bool) []*tbclusterv1.Link {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(20 * time.Millisecond) // facts are read anew now and then
 	defer tick.Stop()
 	for {
@@ -487,7 +487,7 @@ func TestAnAgentThatIsGoneIsToldFromASilentCable(t *testing.T) {
 	b.refuse = true
 	b.mu.Unlock()
 	b.tracker.Close()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		r := a.tracker.Reports()[0]
 		if !r.Proven && r.ProbedNodeId == "" && strings.Contains(r.Reason, "no agent of beta") {

@@ -1020,9 +1020,12 @@ type Node struct {
 	// How the control channel reaches it now: an interface name and address.
 	ControlPath string `protobuf:"bytes,22,opt,name=control_path,json=controlPath,proto3" json:"control_path,omitempty"`
 	// Processor architecture as Go names it ("amd64").
-	Arch          string `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Arch string `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
+	// Address of its metrics for Prometheus on its own loopback ("127.0.0.1:7880");
+	// empty where it serves none.
+	MetricsAddress string `protobuf:"bytes,40,opt,name=metrics_address,json=metricsAddress,proto3" json:"metrics_address,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -1216,6 +1219,13 @@ func (x *Node) GetArch() string {
 	return ""
 }
 
+func (x *Node) GetMetricsAddress() string {
+	if x != nil {
+		return x.MetricsAddress
+	}
+	return ""
+}
+
 // Memory of a machine.
 type Memory struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1397,8 +1407,16 @@ type Link struct {
 	ATxBytes uint64 `protobuf:"varint,15,opt,name=a_tx_bytes,json=aTxBytes,proto3" json:"a_tx_bytes,omitempty"`
 	// Bytes received by a on its interface since the interface appeared.
 	ARxBytes uint64 `protobuf:"varint,16,opt,name=a_rx_bytes,json=aRxBytes,proto3" json:"a_rx_bytes,omitempty"`
-	// Receive and transmit errors on both ends' interfaces.
-	Errors        uint64 `protobuf:"varint,17,opt,name=errors,proto3" json:"errors,omitempty"`
+	// Receive and transmit errors on both ends' interfaces, drops included.
+	Errors uint64 `protobuf:"varint,17,opt,name=errors,proto3" json:"errors,omitempty"`
+	// The last bench, while the cable runs at the rate that it had then; unset
+	// when it was never measured.
+	Measurement *LinkMeasurement `protobuf:"bytes,18,opt,name=measurement,proto3" json:"measurement,omitempty"`
+	// The last times it went down, oldest first, as far as either end remembers.
+	FlapHistory []*LinkFlap `protobuf:"bytes,19,rep,name=flap_history,json=flapHistory,proto3" json:"flap_history,omitempty"`
+	// Hops from one machine to the other: 1 for a cable alone, more through
+	// hubs; 0 when unknown.
+	Hops          uint32 `protobuf:"varint,20,opt,name=hops,proto3" json:"hops,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1552,6 +1570,200 @@ func (x *Link) GetErrors() uint64 {
 	return 0
 }
 
+func (x *Link) GetMeasurement() *LinkMeasurement {
+	if x != nil {
+		return x.Measurement
+	}
+	return nil
+}
+
+func (x *Link) GetFlapHistory() []*LinkFlap {
+	if x != nil {
+		return x.FlapHistory
+	}
+	return nil
+}
+
+func (x *Link) GetHops() uint32 {
+	if x != nil {
+		return x.Hops
+	}
+	return 0
+}
+
+// LinkMeasurement is what a bench of a link found.
+type LinkMeasurement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes a second from a to b.
+	AToBBytesPerSecond uint64 `protobuf:"varint,1,opt,name=a_to_b_bytes_per_second,json=aToBBytesPerSecond,proto3" json:"a_to_b_bytes_per_second,omitempty"`
+	// Bytes a second from b to a.
+	BToABytesPerSecond uint64 `protobuf:"varint,2,opt,name=b_to_a_bytes_per_second,json=bToABytesPerSecond,proto3" json:"b_to_a_bytes_per_second,omitempty"`
+	// Median round trip of a byte over the idle cable, microseconds.
+	RttUs uint64 `protobuf:"varint,3,opt,name=rtt_us,json=rttUs,proto3" json:"rtt_us,omitempty"`
+	// When, by the clock of the node that measured.
+	MeasuredAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=measured_at,json=measuredAt,proto3" json:"measured_at,omitempty"`
+	// How long each direction was loaded.
+	Duration *durationpb.Duration `protobuf:"bytes,5,opt,name=duration,proto3" json:"duration,omitempty"`
+	// Negotiated rate in Gb/s at that time; 0 when unknown.
+	NegotiatedGbps float64 `protobuf:"fixed64,6,opt,name=negotiated_gbps,json=negotiatedGbps,proto3" json:"negotiated_gbps,omitempty"`
+	// Whether something else used the cable meanwhile.
+	Shared        bool `protobuf:"varint,7,opt,name=shared,proto3" json:"shared,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinkMeasurement) Reset() {
+	*x = LinkMeasurement{}
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkMeasurement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkMeasurement) ProtoMessage() {}
+
+func (x *LinkMeasurement) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkMeasurement.ProtoReflect.Descriptor instead.
+func (*LinkMeasurement) Descriptor() ([]byte, []int) {
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *LinkMeasurement) GetAToBBytesPerSecond() uint64 {
+	if x != nil {
+		return x.AToBBytesPerSecond
+	}
+	return 0
+}
+
+func (x *LinkMeasurement) GetBToABytesPerSecond() uint64 {
+	if x != nil {
+		return x.BToABytesPerSecond
+	}
+	return 0
+}
+
+func (x *LinkMeasurement) GetRttUs() uint64 {
+	if x != nil {
+		return x.RttUs
+	}
+	return 0
+}
+
+func (x *LinkMeasurement) GetMeasuredAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.MeasuredAt
+	}
+	return nil
+}
+
+func (x *LinkMeasurement) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+func (x *LinkMeasurement) GetNegotiatedGbps() float64 {
+	if x != nil {
+		return x.NegotiatedGbps
+	}
+	return 0
+}
+
+func (x *LinkMeasurement) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
+}
+
+// LinkFlap is one time that a link went down.
+type LinkFlap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it went down, by the clock of the node that saw it.
+	DownAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=down_at,json=downAt,proto3" json:"down_at,omitempty"`
+	// When it was proven again; unset while it is not.
+	BackAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=back_at,json=backAt,proto3" json:"back_at,omitempty"`
+	// Why, for people.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Nodes that saw it, by name.
+	SeenBy        []string `protobuf:"bytes,4,rep,name=seen_by,json=seenBy,proto3" json:"seen_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinkFlap) Reset() {
+	*x = LinkFlap{}
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkFlap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkFlap) ProtoMessage() {}
+
+func (x *LinkFlap) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkFlap.ProtoReflect.Descriptor instead.
+func (*LinkFlap) Descriptor() ([]byte, []int) {
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *LinkFlap) GetDownAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DownAt
+	}
+	return nil
+}
+
+func (x *LinkFlap) GetBackAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BackAt
+	}
+	return nil
+}
+
+func (x *LinkFlap) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LinkFlap) GetSeenBy() []string {
+	if x != nil {
+		return x.SeenBy
+	}
+	return nil
+}
+
 // LinkEnd is one end of a link.
 type LinkEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1566,14 +1778,26 @@ type LinkEnd struct {
 	// Link address with prefix length ("10.77.3.1/30"), empty until agreed.
 	Address string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
 	// MTU of the interface; 0 when unknown.
-	Mtu           uint32 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Mtu uint32 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// Counters of the interface since it appeared.
+	TxBytes uint64 `protobuf:"varint,7,opt,name=tx_bytes,json=txBytes,proto3" json:"tx_bytes,omitempty"`
+	// Bytes received.
+	RxBytes uint64 `protobuf:"varint,8,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"`
+	// Errors while sending.
+	TxErrors uint64 `protobuf:"varint,9,opt,name=tx_errors,json=txErrors,proto3" json:"tx_errors,omitempty"`
+	// Errors while receiving.
+	RxErrors uint64 `protobuf:"varint,10,opt,name=rx_errors,json=rxErrors,proto3" json:"rx_errors,omitempty"`
+	// Packets dropped before they were sent.
+	TxDropped uint64 `protobuf:"varint,11,opt,name=tx_dropped,json=txDropped,proto3" json:"tx_dropped,omitempty"`
+	// Packets dropped after they arrived.
+	RxDropped     uint64 `protobuf:"varint,12,opt,name=rx_dropped,json=rxDropped,proto3" json:"rx_dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LinkEnd) Reset() {
 	*x = LinkEnd{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1809,7 @@ func (x *LinkEnd) String() string {
 func (*LinkEnd) ProtoMessage() {}
 
 func (x *LinkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1822,7 @@ func (x *LinkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkEnd.ProtoReflect.Descriptor instead.
 func (*LinkEnd) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LinkEnd) GetNodeId() string {
@@ -1643,6 +1867,48 @@ func (x *LinkEnd) GetMtu() uint32 {
 	return 0
 }
 
+func (x *LinkEnd) GetTxBytes() uint64 {
+	if x != nil {
+		return x.TxBytes
+	}
+	return 0
+}
+
+func (x *LinkEnd) GetRxBytes() uint64 {
+	if x != nil {
+		return x.RxBytes
+	}
+	return 0
+}
+
+func (x *LinkEnd) GetTxErrors() uint64 {
+	if x != nil {
+		return x.TxErrors
+	}
+	return 0
+}
+
+func (x *LinkEnd) GetRxErrors() uint64 {
+	if x != nil {
+		return x.RxErrors
+	}
+	return 0
+}
+
+func (x *LinkEnd) GetTxDropped() uint64 {
+	if x != nil {
+		return x.TxDropped
+	}
+	return 0
+}
+
+func (x *LinkEnd) GetRxDropped() uint64 {
+	if x != nil {
+		return x.RxDropped
+	}
+	return 0
+}
+
 // Path is what a transport offers towards a peer over a link.
 type Path struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1662,7 +1928,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1940,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1953,7 @@ func (x *Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Path.ProtoReflect.Descriptor instead.
 func (*Path) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Path) GetTransport() string {
@@ -1754,7 +2020,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +2032,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +2045,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Finding) GetCode() string {
@@ -1871,7 +2137,7 @@ type LinkProgress struct {
 
 func (x *LinkProgress) Reset() {
 	*x = LinkProgress{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2149,7 @@ func (x *LinkProgress) String() string {
 func (*LinkProgress) ProtoMessage() {}
 
 func (x *LinkProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2162,7 @@ func (x *LinkProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkProgress.ProtoReflect.Descriptor instead.
 func (*LinkProgress) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LinkProgress) GetLinkId() string {
@@ -1955,7 +2221,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2233,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2246,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Failure) GetReason() string {
@@ -2078,7 +2344,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2356,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2369,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Transfer) GetId() string {
@@ -2287,7 +2553,7 @@ type Rank struct {
 
 func (x *Rank) Reset() {
 	*x = Rank{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2565,7 @@ func (x *Rank) String() string {
 func (*Rank) ProtoMessage() {}
 
 func (x *Rank) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2578,7 @@ func (x *Rank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rank.ProtoReflect.Descriptor instead.
 func (*Rank) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Rank) GetIndex() uint32 {
@@ -2427,7 +2693,7 @@ type Instance struct {
 
 func (x *Instance) Reset() {
 	*x = Instance{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2705,7 @@ func (x *Instance) String() string {
 func (*Instance) ProtoMessage() {}
 
 func (x *Instance) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2718,7 @@ func (x *Instance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Instance.ProtoReflect.Descriptor instead.
 func (*Instance) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Instance) GetId() string {
@@ -2623,7 +2889,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +2901,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +2914,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Model) GetId() string {
@@ -2735,7 +3001,7 @@ type ModelCopy struct {
 
 func (x *ModelCopy) Reset() {
 	*x = ModelCopy{}
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2747,7 +3013,7 @@ func (x *ModelCopy) String() string {
 func (*ModelCopy) ProtoMessage() {}
 
 func (x *ModelCopy) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_tbcluster_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2760,7 +3026,7 @@ func (x *ModelCopy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelCopy.ProtoReflect.Descriptor instead.
 func (*ModelCopy) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ModelCopy) GetNodeId() string {
@@ -2843,7 +3109,7 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\x11removed_model_ids\x18\n" +
 	" \x03(\tR\x0fremovedModelIds\x12)\n" +
 	"\x10findings_changed\x18\v \x01(\bR\x0ffindingsChanged\x121\n" +
-	"\bfindings\x18\f \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"\x86\x06\n" +
+	"\bfindings\x18\f \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"\xaf\x06\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -2873,7 +3139,8 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\x0fgateway_address\x18\x14 \x01(\tR\x0egatewayAddress\x12\x15\n" +
 	"\x06rtt_us\x18\x15 \x01(\x04R\x05rttUs\x12!\n" +
 	"\fcontrol_path\x18\x16 \x01(\tR\vcontrolPath\x12\x12\n" +
-	"\x04arch\x18\x17 \x01(\tR\x04arch\"u\n" +
+	"\x04arch\x18\x17 \x01(\tR\x04arch\x12'\n" +
+	"\x0fmetrics_address\x18( \x01(\tR\x0emetricsAddress\"u\n" +
 	"\x06Memory\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
 	"totalBytes\x12'\n" +
@@ -2884,7 +3151,7 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xc8\x04\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xd8\x05\n" +
 	"\x04Link\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\x01a\x18\x02 \x01(\v2\x15.tbcluster.v1.LinkEndR\x01a\x12#\n" +
@@ -2906,14 +3173,40 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"a_tx_bytes\x18\x0f \x01(\x04R\baTxBytes\x12\x1c\n" +
 	"\n" +
 	"a_rx_bytes\x18\x10 \x01(\x04R\baRxBytes\x12\x16\n" +
-	"\x06errors\x18\x11 \x01(\x04R\x06errors\"\x9d\x01\n" +
+	"\x06errors\x18\x11 \x01(\x04R\x06errors\x12?\n" +
+	"\vmeasurement\x18\x12 \x01(\v2\x1d.tbcluster.v1.LinkMeasurementR\vmeasurement\x129\n" +
+	"\fflap_history\x18\x13 \x03(\v2\x16.tbcluster.v1.LinkFlapR\vflapHistory\x12\x12\n" +
+	"\x04hops\x18\x14 \x01(\rR\x04hops\"\xc7\x02\n" +
+	"\x0fLinkMeasurement\x123\n" +
+	"\x17a_to_b_bytes_per_second\x18\x01 \x01(\x04R\x12aToBBytesPerSecond\x123\n" +
+	"\x17b_to_a_bytes_per_second\x18\x02 \x01(\x04R\x12bToABytesPerSecond\x12\x15\n" +
+	"\x06rtt_us\x18\x03 \x01(\x04R\x05rttUs\x12;\n" +
+	"\vmeasured_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"measuredAt\x125\n" +
+	"\bduration\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12'\n" +
+	"\x0fnegotiated_gbps\x18\x06 \x01(\x01R\x0enegotiatedGbps\x12\x16\n" +
+	"\x06shared\x18\a \x01(\bR\x06shared\"\xa5\x01\n" +
+	"\bLinkFlap\x123\n" +
+	"\adown_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06downAt\x123\n" +
+	"\aback_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06backAt\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
+	"\aseen_by\x18\x04 \x03(\tR\x06seenBy\"\xcb\x02\n" +
 	"\aLinkEnd\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\tR\x04port\x12\x1c\n" +
 	"\tinterface\x18\x04 \x01(\tR\tinterface\x12\x18\n" +
 	"\aaddress\x18\x05 \x01(\tR\aaddress\x12\x10\n" +
-	"\x03mtu\x18\x06 \x01(\rR\x03mtu\"\x97\x01\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12\x19\n" +
+	"\btx_bytes\x18\a \x01(\x04R\atxBytes\x12\x19\n" +
+	"\brx_bytes\x18\b \x01(\x04R\arxBytes\x12\x1b\n" +
+	"\ttx_errors\x18\t \x01(\x04R\btxErrors\x12\x1b\n" +
+	"\trx_errors\x18\n" +
+	" \x01(\x04R\brxErrors\x12\x1d\n" +
+	"\n" +
+	"tx_dropped\x18\v \x01(\x04R\ttxDropped\x12\x1d\n" +
+	"\n" +
+	"rx_dropped\x18\f \x01(\x04R\trxDropped\"\x97\x01\n" +
 	"\x04Path\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x1c\n" +
@@ -3102,7 +3395,7 @@ func file_tbcluster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_tbcluster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_tbcluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_tbcluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_tbcluster_v1_cluster_proto_goTypes = []any{
 	(NodeState)(0),                // 0: tbcluster.v1.NodeState
 	(Role)(0),                     // 1: tbcluster.v1.Role
@@ -3121,18 +3414,20 @@ var file_tbcluster_v1_cluster_proto_goTypes = []any{
 	(*Memory)(nil),                // 14: tbcluster.v1.Memory
 	(*Engine)(nil),                // 15: tbcluster.v1.Engine
 	(*Link)(nil),                  // 16: tbcluster.v1.Link
-	(*LinkEnd)(nil),               // 17: tbcluster.v1.LinkEnd
-	(*Path)(nil),                  // 18: tbcluster.v1.Path
-	(*Finding)(nil),               // 19: tbcluster.v1.Finding
-	(*LinkProgress)(nil),          // 20: tbcluster.v1.LinkProgress
-	(*Failure)(nil),               // 21: tbcluster.v1.Failure
-	(*Transfer)(nil),              // 22: tbcluster.v1.Transfer
-	(*Rank)(nil),                  // 23: tbcluster.v1.Rank
-	(*Instance)(nil),              // 24: tbcluster.v1.Instance
-	(*Model)(nil),                 // 25: tbcluster.v1.Model
-	(*ModelCopy)(nil),             // 26: tbcluster.v1.ModelCopy
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*LinkMeasurement)(nil),       // 17: tbcluster.v1.LinkMeasurement
+	(*LinkFlap)(nil),              // 18: tbcluster.v1.LinkFlap
+	(*LinkEnd)(nil),               // 19: tbcluster.v1.LinkEnd
+	(*Path)(nil),                  // 20: tbcluster.v1.Path
+	(*Finding)(nil),               // 21: tbcluster.v1.Finding
+	(*LinkProgress)(nil),          // 22: tbcluster.v1.LinkProgress
+	(*Failure)(nil),               // 23: tbcluster.v1.Failure
+	(*Transfer)(nil),              // 24: tbcluster.v1.Transfer
+	(*Rank)(nil),                  // 25: tbcluster.v1.Rank
+	(*Instance)(nil),              // 26: tbcluster.v1.Instance
+	(*Model)(nil),                 // 27: tbcluster.v1.Model
+	(*ModelCopy)(nil),             // 28: tbcluster.v1.ModelCopy
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
 }
 var file_tbcluster_v1_cluster_proto_depIdxs = []int32{
 	11, // 0: tbcluster.v1.GetStateResponse.state:type_name -> tbcluster.v1.ClusterState
@@ -3140,51 +3435,57 @@ var file_tbcluster_v1_cluster_proto_depIdxs = []int32{
 	12, // 2: tbcluster.v1.WatchResponse.delta:type_name -> tbcluster.v1.ClusterDelta
 	13, // 3: tbcluster.v1.ClusterState.nodes:type_name -> tbcluster.v1.Node
 	16, // 4: tbcluster.v1.ClusterState.links:type_name -> tbcluster.v1.Link
-	22, // 5: tbcluster.v1.ClusterState.transfers:type_name -> tbcluster.v1.Transfer
-	24, // 6: tbcluster.v1.ClusterState.instances:type_name -> tbcluster.v1.Instance
-	25, // 7: tbcluster.v1.ClusterState.models:type_name -> tbcluster.v1.Model
-	19, // 8: tbcluster.v1.ClusterState.findings:type_name -> tbcluster.v1.Finding
+	24, // 5: tbcluster.v1.ClusterState.transfers:type_name -> tbcluster.v1.Transfer
+	26, // 6: tbcluster.v1.ClusterState.instances:type_name -> tbcluster.v1.Instance
+	27, // 7: tbcluster.v1.ClusterState.models:type_name -> tbcluster.v1.Model
+	21, // 8: tbcluster.v1.ClusterState.findings:type_name -> tbcluster.v1.Finding
 	13, // 9: tbcluster.v1.ClusterDelta.nodes:type_name -> tbcluster.v1.Node
 	16, // 10: tbcluster.v1.ClusterDelta.links:type_name -> tbcluster.v1.Link
-	22, // 11: tbcluster.v1.ClusterDelta.transfers:type_name -> tbcluster.v1.Transfer
-	24, // 12: tbcluster.v1.ClusterDelta.instances:type_name -> tbcluster.v1.Instance
-	25, // 13: tbcluster.v1.ClusterDelta.models:type_name -> tbcluster.v1.Model
-	19, // 14: tbcluster.v1.ClusterDelta.findings:type_name -> tbcluster.v1.Finding
+	24, // 11: tbcluster.v1.ClusterDelta.transfers:type_name -> tbcluster.v1.Transfer
+	26, // 12: tbcluster.v1.ClusterDelta.instances:type_name -> tbcluster.v1.Instance
+	27, // 13: tbcluster.v1.ClusterDelta.models:type_name -> tbcluster.v1.Model
+	21, // 14: tbcluster.v1.ClusterDelta.findings:type_name -> tbcluster.v1.Finding
 	0,  // 15: tbcluster.v1.Node.state:type_name -> tbcluster.v1.NodeState
-	27, // 16: tbcluster.v1.Node.state_since:type_name -> google.protobuf.Timestamp
+	29, // 16: tbcluster.v1.Node.state_since:type_name -> google.protobuf.Timestamp
 	14, // 17: tbcluster.v1.Node.memory:type_name -> tbcluster.v1.Memory
 	15, // 18: tbcluster.v1.Node.engines:type_name -> tbcluster.v1.Engine
 	1,  // 19: tbcluster.v1.Node.role:type_name -> tbcluster.v1.Role
-	27, // 20: tbcluster.v1.Node.started_at:type_name -> google.protobuf.Timestamp
-	17, // 21: tbcluster.v1.Link.a:type_name -> tbcluster.v1.LinkEnd
-	17, // 22: tbcluster.v1.Link.b:type_name -> tbcluster.v1.LinkEnd
+	29, // 20: tbcluster.v1.Node.started_at:type_name -> google.protobuf.Timestamp
+	19, // 21: tbcluster.v1.Link.a:type_name -> tbcluster.v1.LinkEnd
+	19, // 22: tbcluster.v1.Link.b:type_name -> tbcluster.v1.LinkEnd
 	2,  // 23: tbcluster.v1.Link.state:type_name -> tbcluster.v1.LinkState
-	27, // 24: tbcluster.v1.Link.state_since:type_name -> google.protobuf.Timestamp
-	18, // 25: tbcluster.v1.Link.paths:type_name -> tbcluster.v1.Path
-	3,  // 26: tbcluster.v1.Finding.severity:type_name -> tbcluster.v1.Severity
-	27, // 27: tbcluster.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	4,  // 28: tbcluster.v1.Transfer.state:type_name -> tbcluster.v1.TransferState
-	28, // 29: tbcluster.v1.Transfer.eta:type_name -> google.protobuf.Duration
-	20, // 30: tbcluster.v1.Transfer.links:type_name -> tbcluster.v1.LinkProgress
-	21, // 31: tbcluster.v1.Transfer.error:type_name -> tbcluster.v1.Failure
-	27, // 32: tbcluster.v1.Transfer.started_at:type_name -> google.protobuf.Timestamp
-	27, // 33: tbcluster.v1.Transfer.finished_at:type_name -> google.protobuf.Timestamp
-	6,  // 34: tbcluster.v1.Rank.state:type_name -> tbcluster.v1.RankState
-	5,  // 35: tbcluster.v1.Instance.state:type_name -> tbcluster.v1.InstanceState
-	23, // 36: tbcluster.v1.Instance.ranks:type_name -> tbcluster.v1.Rank
-	27, // 37: tbcluster.v1.Instance.created_at:type_name -> google.protobuf.Timestamp
-	27, // 38: tbcluster.v1.Instance.state_since:type_name -> google.protobuf.Timestamp
-	21, // 39: tbcluster.v1.Instance.error:type_name -> tbcluster.v1.Failure
-	26, // 40: tbcluster.v1.Model.copies:type_name -> tbcluster.v1.ModelCopy
-	7,  // 41: tbcluster.v1.ClusterService.GetState:input_type -> tbcluster.v1.GetStateRequest
-	9,  // 42: tbcluster.v1.ClusterService.Watch:input_type -> tbcluster.v1.WatchRequest
-	8,  // 43: tbcluster.v1.ClusterService.GetState:output_type -> tbcluster.v1.GetStateResponse
-	10, // 44: tbcluster.v1.ClusterService.Watch:output_type -> tbcluster.v1.WatchResponse
-	43, // [43:45] is the sub-list for method output_type
-	41, // [41:43] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	29, // 24: tbcluster.v1.Link.state_since:type_name -> google.protobuf.Timestamp
+	20, // 25: tbcluster.v1.Link.paths:type_name -> tbcluster.v1.Path
+	17, // 26: tbcluster.v1.Link.measurement:type_name -> tbcluster.v1.LinkMeasurement
+	18, // 27: tbcluster.v1.Link.flap_history:type_name -> tbcluster.v1.LinkFlap
+	29, // 28: tbcluster.v1.LinkMeasurement.measured_at:type_name -> google.protobuf.Timestamp
+	30, // 29: tbcluster.v1.LinkMeasurement.duration:type_name -> google.protobuf.Duration
+	29, // 30: tbcluster.v1.LinkFlap.down_at:type_name -> google.protobuf.Timestamp
+	29, // 31: tbcluster.v1.LinkFlap.back_at:type_name -> google.protobuf.Timestamp
+	3,  // 32: tbcluster.v1.Finding.severity:type_name -> tbcluster.v1.Severity
+	29, // 33: tbcluster.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	4,  // 34: tbcluster.v1.Transfer.state:type_name -> tbcluster.v1.TransferState
+	30, // 35: tbcluster.v1.Transfer.eta:type_name -> google.protobuf.Duration
+	22, // 36: tbcluster.v1.Transfer.links:type_name -> tbcluster.v1.LinkProgress
+	23, // 37: tbcluster.v1.Transfer.error:type_name -> tbcluster.v1.Failure
+	29, // 38: tbcluster.v1.Transfer.started_at:type_name -> google.protobuf.Timestamp
+	29, // 39: tbcluster.v1.Transfer.finished_at:type_name -> google.protobuf.Timestamp
+	6,  // 40: tbcluster.v1.Rank.state:type_name -> tbcluster.v1.RankState
+	5,  // 41: tbcluster.v1.Instance.state:type_name -> tbcluster.v1.InstanceState
+	25, // 42: tbcluster.v1.Instance.ranks:type_name -> tbcluster.v1.Rank
+	29, // 43: tbcluster.v1.Instance.created_at:type_name -> google.protobuf.Timestamp
+	29, // 44: tbcluster.v1.Instance.state_since:type_name -> google.protobuf.Timestamp
+	23, // 45: tbcluster.v1.Instance.error:type_name -> tbcluster.v1.Failure
+	28, // 46: tbcluster.v1.Model.copies:type_name -> tbcluster.v1.ModelCopy
+	7,  // 47: tbcluster.v1.ClusterService.GetState:input_type -> tbcluster.v1.GetStateRequest
+	9,  // 48: tbcluster.v1.ClusterService.Watch:input_type -> tbcluster.v1.WatchRequest
+	8,  // 49: tbcluster.v1.ClusterService.GetState:output_type -> tbcluster.v1.GetStateResponse
+	10, // 50: tbcluster.v1.ClusterService.Watch:output_type -> tbcluster.v1.WatchResponse
+	49, // [49:51] is the sub-list for method output_type
+	47, // [47:49] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_tbcluster_v1_cluster_proto_init() }
@@ -3202,7 +3503,7 @@ func file_tbcluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tbcluster_v1_cluster_proto_rawDesc), len(file_tbcluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

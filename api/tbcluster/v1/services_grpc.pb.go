@@ -334,6 +334,7 @@ var NodeService_ServiceDesc = grpc.ServiceDesc{
 
 const (
 	LinkService_Rescan_FullMethodName = "/tbcluster.v1.LinkService/Rescan"
+	LinkService_Bench_FullMethodName  = "/tbcluster.v1.LinkService/Bench"
 )
 
 // LinkServiceClient is the client API for LinkService service.
@@ -344,6 +345,9 @@ const (
 type LinkServiceClient interface {
 	// Rescan reads the Thunderbolt layer and the interfaces anew, now.
 	Rescan(ctx context.Context, in *RescanRequest, opts ...grpc.CallOption) (*RescanResponse, error)
+	// Bench measures a proven link, each direction and the round trip, and
+	// keeps the result as the link's measured rate.
+	Bench(ctx context.Context, in *BenchRequest, opts ...grpc.CallOption) (*BenchResponse, error)
 }
 
 type linkServiceClient struct {
@@ -364,6 +368,16 @@ func (c *linkServiceClient) Rescan(ctx context.Context, in *RescanRequest, opts 
 	return out, nil
 }
 
+func (c *linkServiceClient) Bench(ctx context.Context, in *BenchRequest, opts ...grpc.CallOption) (*BenchResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BenchResponse)
+	err := c.cc.Invoke(ctx, LinkService_Bench_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LinkServiceServer is the server API for LinkService service.
 // All implementations must embed UnimplementedLinkServiceServer
 // for forward compatibility.
@@ -372,6 +386,9 @@ func (c *linkServiceClient) Rescan(ctx context.Context, in *RescanRequest, opts 
 type LinkServiceServer interface {
 	// Rescan reads the Thunderbolt layer and the interfaces anew, now.
 	Rescan(context.Context, *RescanRequest) (*RescanResponse, error)
+	// Bench measures a proven link, each direction and the round trip, and
+	// keeps the result as the link's measured rate.
+	Bench(context.Context, *BenchRequest) (*BenchResponse, error)
 	mustEmbedUnimplementedLinkServiceServer()
 }
 
@@ -384,6 +401,9 @@ type UnimplementedLinkServiceServer struct{}
 
 func (UnimplementedLinkServiceServer) Rescan(context.Context, *RescanRequest) (*RescanResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Rescan not implemented")
+}
+func (UnimplementedLinkServiceServer) Bench(context.Context, *BenchRequest) (*BenchResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Bench not implemented")
 }
 func (UnimplementedLinkServiceServer) mustEmbedUnimplementedLinkServiceServer() {}
 func (UnimplementedLinkServiceServer) testEmbeddedByValue()                     {}
@@ -424,6 +444,24 @@ func _LinkService_Rescan_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LinkService_Bench_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BenchRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LinkServiceServer).Bench(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LinkService_Bench_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LinkServiceServer).Bench(ctx, req.(*BenchRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LinkService_ServiceDesc is the grpc.ServiceDesc for LinkService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -434,6 +472,10 @@ var LinkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Rescan",
 			Handler:    _LinkService_Rescan_Handler,
+		},
+		{
+			MethodName: "Bench",
+			Handler:    _LinkService_Bench_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

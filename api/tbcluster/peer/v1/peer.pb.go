@@ -9,6 +9,7 @@ package peerv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -730,7 +731,9 @@ type LinksSection struct {
 	// Ends.
 	Links []*LinkReport `protobuf:"bytes,1,rep,name=links,proto3" json:"links,omitempty"`
 	// All addresses in use by or reserved for this node, with prefix length.
-	Claims        []*AddressClaim `protobuf:"bytes,2,rep,name=claims,proto3" json:"claims,omitempty"`
+	Claims []*AddressClaim `protobuf:"bytes,2,rep,name=claims,proto3" json:"claims,omitempty"`
+	// Whether this node passes packets on from one of its cables to another.
+	Forwards      bool `protobuf:"varint,3,opt,name=forwards,proto3" json:"forwards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -779,6 +782,13 @@ func (x *LinksSection) GetClaims() []*AddressClaim {
 	return nil
 }
 
+func (x *LinksSection) GetForwards() bool {
+	if x != nil {
+		return x.Forwards
+	}
+	return false
+}
+
 // LinkReport is one cable as one end sees it.
 type LinkReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -825,7 +835,22 @@ type LinkReport struct {
 	// Vendor name that the far end announces.
 	RemoteVendor string `protobuf:"bytes,21,opt,name=remote_vendor,json=remoteVendor,proto3" json:"remote_vendor,omitempty"`
 	// When this end last changed state, by the sender's clock.
-	StateSince    *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=state_since,json=stateSince,proto3" json:"state_since,omitempty"`
+	StateSince *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=state_since,json=stateSince,proto3" json:"state_since,omitempty"`
+	// The last times this end went down, oldest first.
+	FlapHistory []*v1.LinkFlap `protobuf:"bytes,23,rep,name=flap_history,json=flapHistory,proto3" json:"flap_history,omitempty"`
+	// The last bench of this cable; a is the node with the lower ID.
+	Measurement *v1.LinkMeasurement `protobuf:"bytes,24,opt,name=measurement,proto3" json:"measurement,omitempty"`
+	// Errors while sending, of the interface since it appeared.
+	TxErrors uint64 `protobuf:"varint,25,opt,name=tx_errors,json=txErrors,proto3" json:"tx_errors,omitempty"`
+	// Errors while receiving.
+	RxErrors uint64 `protobuf:"varint,26,opt,name=rx_errors,json=rxErrors,proto3" json:"rx_errors,omitempty"`
+	// Packets dropped before they were sent.
+	TxDropped uint64 `protobuf:"varint,27,opt,name=tx_dropped,json=txDropped,proto3" json:"tx_dropped,omitempty"`
+	// Packets dropped after they arrived.
+	RxDropped uint64 `protobuf:"varint,28,opt,name=rx_dropped,json=rxDropped,proto3" json:"rx_dropped,omitempty"`
+	// Hops to the far machine: 1 for a cable alone, more through hubs; 0 when
+	// unknown.
+	Hops          uint32 `protobuf:"varint,29,opt,name=hops,proto3" json:"hops,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1014,6 +1039,55 @@ func (x *LinkReport) GetStateSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *LinkReport) GetFlapHistory() []*v1.LinkFlap {
+	if x != nil {
+		return x.FlapHistory
+	}
+	return nil
+}
+
+func (x *LinkReport) GetMeasurement() *v1.LinkMeasurement {
+	if x != nil {
+		return x.Measurement
+	}
+	return nil
+}
+
+func (x *LinkReport) GetTxErrors() uint64 {
+	if x != nil {
+		return x.TxErrors
+	}
+	return 0
+}
+
+func (x *LinkReport) GetRxErrors() uint64 {
+	if x != nil {
+		return x.RxErrors
+	}
+	return 0
+}
+
+func (x *LinkReport) GetTxDropped() uint64 {
+	if x != nil {
+		return x.TxDropped
+	}
+	return 0
+}
+
+func (x *LinkReport) GetRxDropped() uint64 {
+	if x != nil {
+		return x.RxDropped
+	}
+	return 0
+}
+
+func (x *LinkReport) GetHops() uint32 {
+	if x != nil {
+		return x.Hops
+	}
+	return 0
+}
+
 // AddressClaim is one address that belongs to a node for good.
 type AddressClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1024,7 +1098,10 @@ type AddressClaim struct {
 	// Port and peer node ID for a link, as "port/peer"; empty for a node address.
 	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// Whether an instance or transfer uses it now.
-	InUse         bool `protobuf:"varint,4,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	InUse bool `protobuf:"varint,4,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	// Largest MTU that the interface of the own end can be set to, for a link; 0
+	// where that is not known. Both ends set the smaller of the two.
+	MaxMtu        uint32 `protobuf:"varint,5,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1085,6 +1162,13 @@ func (x *AddressClaim) GetInUse() bool {
 		return x.InUse
 	}
 	return false
+}
+
+func (x *AddressClaim) GetMaxMtu() uint32 {
+	if x != nil {
+		return x.MaxMtu
+	}
+	return 0
 }
 
 // ProposeAddressRequest proposes a subnet for a link.
@@ -1168,7 +1252,10 @@ type ProposeAddressResponse struct {
 	// What it clashes with; empty when accepted.
 	Conflict string `protobuf:"bytes,2,opt,name=conflict,proto3" json:"conflict,omitempty"`
 	// Largest MTU the receiving end can set.
-	MaxMtu        uint32 `protobuf:"varint,3,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
+	MaxMtu uint32 `protobuf:"varint,3,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
+	// The whole range that is in the way ("10.77.64.0/18"), so that nothing else
+	// within is proposed; empty where that is not known.
+	Taken         string `protobuf:"bytes,4,opt,name=taken,proto3" json:"taken,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1222,6 +1309,13 @@ func (x *ProposeAddressResponse) GetMaxMtu() uint32 {
 		return x.MaxMtu
 	}
 	return 0
+}
+
+func (x *ProposeAddressResponse) GetTaken() string {
+	if x != nil {
+		return x.Taken
+	}
+	return ""
 }
 
 // User is who asked, as the sending agent read it from its own socket.
@@ -1848,11 +1942,148 @@ func (*EchoResponse) Descriptor() ([]byte, []int) {
 	return file_tbcluster_peer_v1_peer_proto_rawDescGZIP(), []int{27}
 }
 
+// BenchLinkRequest is first what to measure, then what was found.
+type BenchLinkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// First message: the receiver's port.
+	Port string `protobuf:"bytes,1,opt,name=port,proto3" json:"port,omitempty"`
+	// First message: the sender's port.
+	SenderPort string `protobuf:"bytes,2,opt,name=sender_port,json=senderPort,proto3" json:"sender_port,omitempty"`
+	// First message: how long each direction will be loaded.
+	Duration *durationpb.Duration `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
+	// First message: go ahead though the link is used.
+	EvenIfUsed bool `protobuf:"varint,4,opt,name=even_if_used,json=evenIfUsed,proto3" json:"even_if_used,omitempty"`
+	// Last message: what was found, for the receiver to remember.
+	Measurement   *v1.LinkMeasurement `protobuf:"bytes,5,opt,name=measurement,proto3" json:"measurement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BenchLinkRequest) Reset() {
+	*x = BenchLinkRequest{}
+	mi := &file_tbcluster_peer_v1_peer_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BenchLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BenchLinkRequest) ProtoMessage() {}
+
+func (x *BenchLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_peer_v1_peer_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BenchLinkRequest.ProtoReflect.Descriptor instead.
+func (*BenchLinkRequest) Descriptor() ([]byte, []int) {
+	return file_tbcluster_peer_v1_peer_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *BenchLinkRequest) GetPort() string {
+	if x != nil {
+		return x.Port
+	}
+	return ""
+}
+
+func (x *BenchLinkRequest) GetSenderPort() string {
+	if x != nil {
+		return x.SenderPort
+	}
+	return ""
+}
+
+func (x *BenchLinkRequest) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+func (x *BenchLinkRequest) GetEvenIfUsed() bool {
+	if x != nil {
+		return x.EvenIfUsed
+	}
+	return false
+}
+
+func (x *BenchLinkRequest) GetMeasurement() *v1.LinkMeasurement {
+	if x != nil {
+		return x.Measurement
+	}
+	return nil
+}
+
+// BenchLinkResponse says where the far end listens, then that it remembers.
+type BenchLinkResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// TCP port at the receiver's link address.
+	TcpPort uint32 `protobuf:"varint,1,opt,name=tcp_port,json=tcpPort,proto3" json:"tcp_port,omitempty"`
+	// What every connection begins with.
+	Token         []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BenchLinkResponse) Reset() {
+	*x = BenchLinkResponse{}
+	mi := &file_tbcluster_peer_v1_peer_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BenchLinkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BenchLinkResponse) ProtoMessage() {}
+
+func (x *BenchLinkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_peer_v1_peer_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BenchLinkResponse.ProtoReflect.Descriptor instead.
+func (*BenchLinkResponse) Descriptor() ([]byte, []int) {
+	return file_tbcluster_peer_v1_peer_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *BenchLinkResponse) GetTcpPort() uint32 {
+	if x != nil {
+		return x.TcpPort
+	}
+	return 0
+}
+
+func (x *BenchLinkResponse) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
 var File_tbcluster_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x1ctbcluster/peer/v1/peer.proto\x12\x11tbcluster.peer.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1atbcluster/v1/cluster.proto\x1a\x1btbcluster/v1/services.proto\"\x85\x02\n" +
+	"\x1ctbcluster/peer/v1/peer.proto\x12\x11tbcluster.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1atbcluster/v1/cluster.proto\x1a\x1btbcluster/v1/services.proto\"\x85\x02\n" +
 	"\vSyncMessage\x124\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1c.tbcluster.peer.v1.SyncHelloH\x00R\x05hello\x127\n" +
 	"\x06update\x18\x02 \x01(\v2\x1d.tbcluster.peer.v1.SyncUpdateH\x00R\x06update\x12@\n" +
@@ -1900,10 +2131,11 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\x10TransfersSection\x124\n" +
 	"\ttransfers\x18\x01 \x03(\v2\x16.tbcluster.v1.TransferR\ttransfers\"D\n" +
 	"\x0fFindingsSection\x121\n" +
-	"\bfindings\x18\x01 \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"|\n" +
+	"\bfindings\x18\x01 \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"\x98\x01\n" +
 	"\fLinksSection\x123\n" +
 	"\x05links\x18\x01 \x03(\v2\x1d.tbcluster.peer.v1.LinkReportR\x05links\x127\n" +
-	"\x06claims\x18\x02 \x03(\v2\x1f.tbcluster.peer.v1.AddressClaimR\x06claims\"\x9f\x05\n" +
+	"\x06claims\x18\x02 \x03(\v2\x1f.tbcluster.peer.v1.AddressClaimR\x06claims\x12\x1a\n" +
+	"\bforwards\x18\x03 \x01(\bR\bforwards\"\xa7\a\n" +
 	"\n" +
 	"LinkReport\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12\x1d\n" +
@@ -1932,21 +2164,32 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\rremote_device\x18\x14 \x01(\tR\fremoteDevice\x12#\n" +
 	"\rremote_vendor\x18\x15 \x01(\tR\fremoteVendor\x12;\n" +
 	"\vstate_since\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"stateSince\"c\n" +
+	"stateSince\x129\n" +
+	"\fflap_history\x18\x17 \x03(\v2\x16.tbcluster.v1.LinkFlapR\vflapHistory\x12?\n" +
+	"\vmeasurement\x18\x18 \x01(\v2\x1d.tbcluster.v1.LinkMeasurementR\vmeasurement\x12\x1b\n" +
+	"\ttx_errors\x18\x19 \x01(\x04R\btxErrors\x12\x1b\n" +
+	"\trx_errors\x18\x1a \x01(\x04R\brxErrors\x12\x1d\n" +
+	"\n" +
+	"tx_dropped\x18\x1b \x01(\x04R\ttxDropped\x12\x1d\n" +
+	"\n" +
+	"rx_dropped\x18\x1c \x01(\x04R\trxDropped\x12\x12\n" +
+	"\x04hops\x18\x1d \x01(\rR\x04hops\"|\n" +
 	"\fAddressClaim\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\tR\x03key\x12\x15\n" +
-	"\x06in_use\x18\x04 \x01(\bR\x05inUse\"z\n" +
+	"\x06in_use\x18\x04 \x01(\bR\x05inUse\x12\x17\n" +
+	"\amax_mtu\x18\x05 \x01(\rR\x06maxMtu\"z\n" +
 	"\x15ProposeAddressRequest\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12#\n" +
 	"\rproposer_port\x18\x02 \x01(\tR\fproposerPort\x12\x16\n" +
 	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x10\n" +
-	"\x03mtu\x18\x04 \x01(\rR\x03mtu\"i\n" +
+	"\x03mtu\x18\x04 \x01(\rR\x03mtu\"\x7f\n" +
 	"\x16ProposeAddressResponse\x12\x1a\n" +
 	"\baccepted\x18\x01 \x01(\bR\baccepted\x12\x1a\n" +
 	"\bconflict\x18\x02 \x01(\tR\bconflict\x12\x17\n" +
-	"\amax_mtu\x18\x03 \x01(\rR\x06maxMtu\",\n" +
+	"\amax_mtu\x18\x03 \x01(\rR\x06maxMtu\x12\x14\n" +
+	"\x05taken\x18\x04 \x01(\tR\x05taken\",\n" +
 	"\x04User\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\rR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"q\n" +
@@ -1981,7 +2224,18 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\fLogsResponse\x12)\n" +
 	"\x04line\x18\x01 \x01(\v2\x15.tbcluster.v1.LogLineR\x04line\"\r\n" +
 	"\vEchoRequest\"\x0e\n" +
-	"\fEchoResponse2\x9e\x05\n" +
+	"\fEchoResponse\"\xe1\x01\n" +
+	"\x10BenchLinkRequest\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\tR\x04port\x12\x1f\n" +
+	"\vsender_port\x18\x02 \x01(\tR\n" +
+	"senderPort\x125\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12 \n" +
+	"\feven_if_used\x18\x04 \x01(\bR\n" +
+	"evenIfUsed\x12?\n" +
+	"\vmeasurement\x18\x05 \x01(\v2\x1d.tbcluster.v1.LinkMeasurementR\vmeasurement\"D\n" +
+	"\x11BenchLinkResponse\x12\x19\n" +
+	"\btcp_port\x18\x01 \x01(\rR\atcpPort\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\fR\x05token2\xfa\x05\n" +
 	"\vPeerService\x12J\n" +
 	"\x04Sync\x12\x1e.tbcluster.peer.v1.SyncMessage\x1a\x1e.tbcluster.peer.v1.SyncMessage(\x010\x01\x12e\n" +
 	"\x0eProposeAddress\x12(.tbcluster.peer.v1.ProposeAddressRequest\x1a).tbcluster.peer.v1.ProposeAddressResponse\x12P\n" +
@@ -1991,7 +2245,8 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"RankEvents\x12$.tbcluster.peer.v1.RankEventsRequest\x1a%.tbcluster.peer.v1.RankEventsResponse0\x01\x12P\n" +
 	"\aForward\x12!.tbcluster.peer.v1.ForwardRequest\x1a\".tbcluster.peer.v1.ForwardResponse\x12I\n" +
 	"\x04Logs\x12\x1e.tbcluster.peer.v1.LogsRequest\x1a\x1f.tbcluster.peer.v1.LogsResponse0\x01\x12G\n" +
-	"\x04Echo\x12\x1e.tbcluster.peer.v1.EchoRequest\x1a\x1f.tbcluster.peer.v1.EchoResponseB(Z&tbcluster/api/tbcluster/peer/v1;peerv1b\x06proto3"
+	"\x04Echo\x12\x1e.tbcluster.peer.v1.EchoRequest\x1a\x1f.tbcluster.peer.v1.EchoResponse\x12Z\n" +
+	"\tBenchLink\x12#.tbcluster.peer.v1.BenchLinkRequest\x1a$.tbcluster.peer.v1.BenchLinkResponse(\x010\x01B(Z&tbcluster/api/tbcluster/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_tbcluster_peer_v1_peer_proto_rawDescOnce sync.Once
@@ -2005,7 +2260,7 @@ func file_tbcluster_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_tbcluster_peer_v1_peer_proto_rawDescData
 }
 
-var file_tbcluster_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_tbcluster_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_tbcluster_peer_v1_peer_proto_goTypes = []any{
 	(*SyncMessage)(nil),            // 0: tbcluster.peer.v1.SyncMessage
 	(*SyncHello)(nil),              // 1: tbcluster.peer.v1.SyncHello
@@ -2035,60 +2290,71 @@ var file_tbcluster_peer_v1_peer_proto_goTypes = []any{
 	(*LogsResponse)(nil),           // 25: tbcluster.peer.v1.LogsResponse
 	(*EchoRequest)(nil),            // 26: tbcluster.peer.v1.EchoRequest
 	(*EchoResponse)(nil),           // 27: tbcluster.peer.v1.EchoResponse
-	nil,                            // 28: tbcluster.peer.v1.SyncHello.HaveEntry
-	nil,                            // 29: tbcluster.peer.v1.ModelsSection.SpecsEntry
-	(*timestamppb.Timestamp)(nil),  // 30: google.protobuf.Timestamp
-	(*v1.Node)(nil),                // 31: tbcluster.v1.Node
-	(*v1.Model)(nil),               // 32: tbcluster.v1.Model
-	(*v1.Instance)(nil),            // 33: tbcluster.v1.Instance
-	(*v1.Transfer)(nil),            // 34: tbcluster.v1.Transfer
-	(*v1.Finding)(nil),             // 35: tbcluster.v1.Finding
-	(*v1.LogLine)(nil),             // 36: tbcluster.v1.LogLine
+	(*BenchLinkRequest)(nil),       // 28: tbcluster.peer.v1.BenchLinkRequest
+	(*BenchLinkResponse)(nil),      // 29: tbcluster.peer.v1.BenchLinkResponse
+	nil,                            // 30: tbcluster.peer.v1.SyncHello.HaveEntry
+	nil,                            // 31: tbcluster.peer.v1.ModelsSection.SpecsEntry
+	(*timestamppb.Timestamp)(nil),  // 32: google.protobuf.Timestamp
+	(*v1.Node)(nil),                // 33: tbcluster.v1.Node
+	(*v1.Model)(nil),               // 34: tbcluster.v1.Model
+	(*v1.Instance)(nil),            // 35: tbcluster.v1.Instance
+	(*v1.Transfer)(nil),            // 36: tbcluster.v1.Transfer
+	(*v1.Finding)(nil),             // 37: tbcluster.v1.Finding
+	(*v1.LinkFlap)(nil),            // 38: tbcluster.v1.LinkFlap
+	(*v1.LinkMeasurement)(nil),     // 39: tbcluster.v1.LinkMeasurement
+	(*v1.LogLine)(nil),             // 40: tbcluster.v1.LogLine
+	(*durationpb.Duration)(nil),    // 41: google.protobuf.Duration
 }
 var file_tbcluster_peer_v1_peer_proto_depIdxs = []int32{
 	1,  // 0: tbcluster.peer.v1.SyncMessage.hello:type_name -> tbcluster.peer.v1.SyncHello
 	2,  // 1: tbcluster.peer.v1.SyncMessage.update:type_name -> tbcluster.peer.v1.SyncUpdate
 	4,  // 2: tbcluster.peer.v1.SyncMessage.heartbeat:type_name -> tbcluster.peer.v1.SyncHeartbeat
 	5,  // 3: tbcluster.peer.v1.SyncMessage.goodbye:type_name -> tbcluster.peer.v1.SyncGoodbye
-	28, // 4: tbcluster.peer.v1.SyncHello.have:type_name -> tbcluster.peer.v1.SyncHello.HaveEntry
+	30, // 4: tbcluster.peer.v1.SyncHello.have:type_name -> tbcluster.peer.v1.SyncHello.HaveEntry
 	3,  // 5: tbcluster.peer.v1.SyncUpdate.sections:type_name -> tbcluster.peer.v1.SyncSection
-	30, // 6: tbcluster.peer.v1.SyncHeartbeat.time:type_name -> google.protobuf.Timestamp
-	31, // 7: tbcluster.peer.v1.NodeSection.node:type_name -> tbcluster.v1.Node
+	32, // 6: tbcluster.peer.v1.SyncHeartbeat.time:type_name -> google.protobuf.Timestamp
+	33, // 7: tbcluster.peer.v1.NodeSection.node:type_name -> tbcluster.v1.Node
 	16, // 8: tbcluster.peer.v1.NodeSection.paired_user:type_name -> tbcluster.peer.v1.User
-	32, // 9: tbcluster.peer.v1.ModelsSection.models:type_name -> tbcluster.v1.Model
-	29, // 10: tbcluster.peer.v1.ModelsSection.specs:type_name -> tbcluster.peer.v1.ModelsSection.SpecsEntry
-	33, // 11: tbcluster.peer.v1.InstancesSection.instances:type_name -> tbcluster.v1.Instance
-	34, // 12: tbcluster.peer.v1.TransfersSection.transfers:type_name -> tbcluster.v1.Transfer
-	35, // 13: tbcluster.peer.v1.FindingsSection.findings:type_name -> tbcluster.v1.Finding
+	34, // 9: tbcluster.peer.v1.ModelsSection.models:type_name -> tbcluster.v1.Model
+	31, // 10: tbcluster.peer.v1.ModelsSection.specs:type_name -> tbcluster.peer.v1.ModelsSection.SpecsEntry
+	35, // 11: tbcluster.peer.v1.InstancesSection.instances:type_name -> tbcluster.v1.Instance
+	36, // 12: tbcluster.peer.v1.TransfersSection.transfers:type_name -> tbcluster.v1.Transfer
+	37, // 13: tbcluster.peer.v1.FindingsSection.findings:type_name -> tbcluster.v1.Finding
 	12, // 14: tbcluster.peer.v1.LinksSection.links:type_name -> tbcluster.peer.v1.LinkReport
 	13, // 15: tbcluster.peer.v1.LinksSection.claims:type_name -> tbcluster.peer.v1.AddressClaim
-	30, // 16: tbcluster.peer.v1.LinkReport.state_since:type_name -> google.protobuf.Timestamp
-	16, // 17: tbcluster.peer.v1.WorkerMessage.user:type_name -> tbcluster.peer.v1.User
-	16, // 18: tbcluster.peer.v1.RankRequest.user:type_name -> tbcluster.peer.v1.User
-	16, // 19: tbcluster.peer.v1.ForwardRequest.user:type_name -> tbcluster.peer.v1.User
-	30, // 20: tbcluster.peer.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	36, // 21: tbcluster.peer.v1.LogsResponse.line:type_name -> tbcluster.v1.LogLine
-	0,  // 22: tbcluster.peer.v1.PeerService.Sync:input_type -> tbcluster.peer.v1.SyncMessage
-	14, // 23: tbcluster.peer.v1.PeerService.ProposeAddress:input_type -> tbcluster.peer.v1.ProposeAddressRequest
-	17, // 24: tbcluster.peer.v1.PeerService.Worker:input_type -> tbcluster.peer.v1.WorkerMessage
-	18, // 25: tbcluster.peer.v1.PeerService.Rank:input_type -> tbcluster.peer.v1.RankRequest
-	20, // 26: tbcluster.peer.v1.PeerService.RankEvents:input_type -> tbcluster.peer.v1.RankEventsRequest
-	22, // 27: tbcluster.peer.v1.PeerService.Forward:input_type -> tbcluster.peer.v1.ForwardRequest
-	24, // 28: tbcluster.peer.v1.PeerService.Logs:input_type -> tbcluster.peer.v1.LogsRequest
-	26, // 29: tbcluster.peer.v1.PeerService.Echo:input_type -> tbcluster.peer.v1.EchoRequest
-	0,  // 30: tbcluster.peer.v1.PeerService.Sync:output_type -> tbcluster.peer.v1.SyncMessage
-	15, // 31: tbcluster.peer.v1.PeerService.ProposeAddress:output_type -> tbcluster.peer.v1.ProposeAddressResponse
-	17, // 32: tbcluster.peer.v1.PeerService.Worker:output_type -> tbcluster.peer.v1.WorkerMessage
-	19, // 33: tbcluster.peer.v1.PeerService.Rank:output_type -> tbcluster.peer.v1.RankResponse
-	21, // 34: tbcluster.peer.v1.PeerService.RankEvents:output_type -> tbcluster.peer.v1.RankEventsResponse
-	23, // 35: tbcluster.peer.v1.PeerService.Forward:output_type -> tbcluster.peer.v1.ForwardResponse
-	25, // 36: tbcluster.peer.v1.PeerService.Logs:output_type -> tbcluster.peer.v1.LogsResponse
-	27, // 37: tbcluster.peer.v1.PeerService.Echo:output_type -> tbcluster.peer.v1.EchoResponse
-	30, // [30:38] is the sub-list for method output_type
-	22, // [22:30] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	32, // 16: tbcluster.peer.v1.LinkReport.state_since:type_name -> google.protobuf.Timestamp
+	38, // 17: tbcluster.peer.v1.LinkReport.flap_history:type_name -> tbcluster.v1.LinkFlap
+	39, // 18: tbcluster.peer.v1.LinkReport.measurement:type_name -> tbcluster.v1.LinkMeasurement
+	16, // 19: tbcluster.peer.v1.WorkerMessage.user:type_name -> tbcluster.peer.v1.User
+	16, // 20: tbcluster.peer.v1.RankRequest.user:type_name -> tbcluster.peer.v1.User
+	16, // 21: tbcluster.peer.v1.ForwardRequest.user:type_name -> tbcluster.peer.v1.User
+	32, // 22: tbcluster.peer.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	40, // 23: tbcluster.peer.v1.LogsResponse.line:type_name -> tbcluster.v1.LogLine
+	41, // 24: tbcluster.peer.v1.BenchLinkRequest.duration:type_name -> google.protobuf.Duration
+	39, // 25: tbcluster.peer.v1.BenchLinkRequest.measurement:type_name -> tbcluster.v1.LinkMeasurement
+	0,  // 26: tbcluster.peer.v1.PeerService.Sync:input_type -> tbcluster.peer.v1.SyncMessage
+	14, // 27: tbcluster.peer.v1.PeerService.ProposeAddress:input_type -> tbcluster.peer.v1.ProposeAddressRequest
+	17, // 28: tbcluster.peer.v1.PeerService.Worker:input_type -> tbcluster.peer.v1.WorkerMessage
+	18, // 29: tbcluster.peer.v1.PeerService.Rank:input_type -> tbcluster.peer.v1.RankRequest
+	20, // 30: tbcluster.peer.v1.PeerService.RankEvents:input_type -> tbcluster.peer.v1.RankEventsRequest
+	22, // 31: tbcluster.peer.v1.PeerService.Forward:input_type -> tbcluster.peer.v1.ForwardRequest
+	24, // 32: tbcluster.peer.v1.PeerService.Logs:input_type -> tbcluster.peer.v1.LogsRequest
+	26, // 33: tbcluster.peer.v1.PeerService.Echo:input_type -> tbcluster.peer.v1.EchoRequest
+	28, // 34: tbcluster.peer.v1.PeerService.BenchLink:input_type -> tbcluster.peer.v1.BenchLinkRequest
+	0,  // 35: tbcluster.peer.v1.PeerService.Sync:output_type -> tbcluster.peer.v1.SyncMessage
+	15, // 36: tbcluster.peer.v1.PeerService.ProposeAddress:output_type -> tbcluster.peer.v1.ProposeAddressResponse
+	17, // 37: tbcluster.peer.v1.PeerService.Worker:output_type -> tbcluster.peer.v1.WorkerMessage
+	19, // 38: tbcluster.peer.v1.PeerService.Rank:output_type -> tbcluster.peer.v1.RankResponse
+	21, // 39: tbcluster.peer.v1.PeerService.RankEvents:output_type -> tbcluster.peer.v1.RankEventsResponse
+	23, // 40: tbcluster.peer.v1.PeerService.Forward:output_type -> tbcluster.peer.v1.ForwardResponse
+	25, // 41: tbcluster.peer.v1.PeerService.Logs:output_type -> tbcluster.peer.v1.LogsResponse
+	27, // 42: tbcluster.peer.v1.PeerService.Echo:output_type -> tbcluster.peer.v1.EchoResponse
+	29, // 43: tbcluster.peer.v1.PeerService.BenchLink:output_type -> tbcluster.peer.v1.BenchLinkResponse
+	35, // [35:44] is the sub-list for method output_type
+	26, // [26:35] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_tbcluster_peer_v1_peer_proto_init() }
@@ -2108,7 +2374,7 @@ func file_tbcluster_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tbcluster_peer_v1_peer_proto_rawDesc), len(file_tbcluster_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	PeerService_Forward_FullMethodName        = "/tbcluster.peer.v1.PeerService/Forward"
 	PeerService_Logs_FullMethodName           = "/tbcluster.peer.v1.PeerService/Logs"
 	PeerService_Echo_FullMethodName           = "/tbcluster.peer.v1.PeerService/Echo"
+	PeerService_BenchLink_FullMethodName      = "/tbcluster.peer.v1.PeerService/BenchLink"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -55,6 +56,8 @@ type PeerServiceClient interface {
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsResponse], error)
 	// Echo answers at once; ping measures with it.
 	Echo(ctx context.Context, in *EchoRequest, opts ...grpc.CallOption) (*EchoResponse, error)
+	// BenchLink opens the far end of a bench for as long as the stream lives.
+	BenchLink(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BenchLinkRequest, BenchLinkResponse], error)
 }
 
 type peerServiceClient struct {
@@ -169,6 +172,19 @@ func (c *peerServiceClient) Echo(ctx context.Context, in *EchoRequest, opts ...g
 	return out, nil
 }
 
+func (c *peerServiceClient) BenchLink(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BenchLinkRequest, BenchLinkResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[4], PeerService_BenchLink_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BenchLinkRequest, BenchLinkResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_BenchLinkClient = grpc.BidiStreamingClient[BenchLinkRequest, BenchLinkResponse]
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -195,6 +211,8 @@ type PeerServiceServer interface {
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsResponse]) error
 	// Echo answers at once; ping measures with it.
 	Echo(context.Context, *EchoRequest) (*EchoResponse, error)
+	// BenchLink opens the far end of a bench for as long as the stream lives.
+	BenchLink(grpc.BidiStreamingServer[BenchLinkRequest, BenchLinkResponse]) error
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -228,6 +246,9 @@ func (UnimplementedPeerServiceServer) Logs(*LogsRequest, grpc.ServerStreamingSer
 }
 func (UnimplementedPeerServiceServer) Echo(context.Context, *EchoRequest) (*EchoResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Echo not implemented")
+}
+func (UnimplementedPeerServiceServer) BenchLink(grpc.BidiStreamingServer[BenchLinkRequest, BenchLinkResponse]) error {
+	return status.Error(codes.Unimplemented, "method BenchLink not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -358,6 +379,13 @@ func _PeerService_Echo_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_BenchLink_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(PeerServiceServer).BenchLink(&grpc.GenericServerStream[BenchLinkRequest, BenchLinkResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_BenchLinkServer = grpc.BidiStreamingServer[BenchLinkRequest, BenchLinkResponse]
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -404,6 +432,12 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Logs",
 			Handler:       _PeerService_Logs_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "BenchLink",
+			Handler:       _PeerService_BenchLink_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "tbcluster/peer/v1/peer.proto",
