@@ -32,7 +32,8 @@ type Tracker struct {
 	// is tried now and since when.
 	tries map[group]*try
 	print string // fingerprint of what was last announced
-	turns uint64 // ends that have appeared or vanished so far
+	// updates counts calls of Update: what one shows has happened at once.
+	updates uint64
 }
 
 type try struct {
@@ -145,6 +146,7 @@ func (t *Tracker) announce() {
 func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.updates++
 	seen := map[key]bool{}
 	for _, d := range tb.Domains {
 		for _, x := range d.Peers {
@@ -163,7 +165,7 @@ func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 		if !seen[k] && e.listed {
 			t.cfg.Log.Info("link end vanished", "port", e.port, "peer", t.name(e.peer()))
 			e.listed, e.hadNIC, e.nic = false, false, host.Interface{}
-			e.turned, e.fresh = t.turn(), false
+			e.turned, e.fresh = t.updates, false
 			t.disconnect(e)
 			e.unmeet()
 		}
@@ -176,7 +178,7 @@ func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 func (t *Tracker) refresh(e *end, local string, x host.XDomain, nic host.Interface) {
 	if !e.listed {
 		e.listed, e.hadNIC = true, false
-		e.turned = t.turn()
+		e.turned = t.updates
 		e.unmeet()
 		t.cfg.Log.Info("link end appeared", "port", e.port, "interface", nic.Name)
 	}
@@ -435,11 +437,6 @@ func (t *Tracker) rotation(g group) int {
 	return c.number
 }
 
-func (t *Tracker) turn() uint64 {
-	t.turns++
-	return t.turns
-}
-
 // prune drops ends that are gone for good: whose peer is not known, whose port
 // has another cable now, or whose cable has come back in another port (as it
 // seems too where the ports got other names).
@@ -475,7 +472,7 @@ func (t *Tracker) pruneMoved() {
 	for _, n := range here {
 		var from *end
 		for _, e := range gone {
-			if e.peerID == n.peer() && e.turned < n.turned && (from == nil || e.turned > from.turned) {
+			if e.peerID == n.peer() && e.turned <= n.turned && (from == nil || e.turned > from.turned) {
 				from = e
 			}
 		}

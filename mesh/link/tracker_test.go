@@ -605,6 +605,16 @@ func TestACableThatComesBackInOtherPortsLeavesNothingBehind(t *testing.T) {
 	if slices.Sort(ports); !slices.Equal(ports, []string{"0-30-3", "1-11-1"}) {
 		t.Errorf("ports %v", ports)
 	}
+	// So fast that nobody saw it out.
+	for _, p := range w.ends {
+		p.m.mu.Lock()
+		p.port = "2-1"
+		p.m.mu.Unlock()
+	}
+	w.mend("thunderbolt")
+	await(t, "both proven after a quick move", ms, func(l []*tbclusterv1.Link) bool {
+		return len(l) == 2 && l[0].State == proven && l[1].State == proven
+	})
 	// And one end alone.
 	w.cutNow()
 	await(t, "one down again", ms, func(l []*tbclusterv1.Link) bool { up, all := present(l); return up == 1 && all == 2 })
