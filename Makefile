@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: up build install uninstall test test-unit test-e2e test-limits test-long lint cross gen deps clean
+.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig test-rig-long test-long lint cross gen deps clean
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PREFIX ?= /usr/local
@@ -19,6 +19,14 @@ up: ## build, make a virtual cluster, copy a model over a cable, run it, ask it
 	@$(MAKE) --no-print-directory build
 	bin/tbcluster up --lab 3 --demo
 
+rig: ## two virtual machines with a real kernel's thunderbolt driver, an emulated cable, and tbcluster on both
+	@scripts/deps rig
+	@$(MAKE) --no-print-directory build rig-programs
+	bin/tbcluster-rig up --once --cluster bin/tbcluster
+
+rig-programs:
+	@CGO_ENABLED=0 $(RUN) go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/tbcluster-rig ./rig/guest/guestd ./rig/probe
+
 build: ## bin/tbcluster, static
 	@scripts/deps build
 	@mkdir -p bin
@@ -26,15 +34,21 @@ build: ## bin/tbcluster, static
 	@CGO_ENABLED=0 $(RUN) go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/tbcluster ./cmd/tbcluster
 	@echo "bin/tbcluster $(VERSION)"
 
+packages: ## deb, rpm and archives for macOS into dist/; the same commit gives the same bytes
+	@scripts/deps packages
+	@scripts/packages dist
+
 install: ## into PREFIX (/usr/local), under DESTDIR; what is built already is taken as it is
 	@[ -x bin/tbcluster ] || $(MAKE) --no-print-directory build
 	install -D -m 755 bin/tbcluster '$(DESTDIR)$(PREFIX)/bin/tbcluster'
+	bin/tbcluster man '$(DESTDIR)$(PREFIX)/share/man/man1'
 	@mkdir -p '$(DESTDIR)$(PREFIX)/share/bash-completion/completions' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d'
 	bin/tbcluster completion bash > '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tbcluster'
 	bin/tbcluster completion zsh > '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster'
 	bin/tbcluster completion fish > '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
 
 uninstall: ## what install put there
+	rm -f '$(DESTDIR)$(PREFIX)/share/man/man1/tbcluster.1' '$(DESTDIR)$(PREFIX)'/share/man/man1/tbcluster-*.1
 	rm -f '$(DESTDIR)$(PREFIX)/bin/tbcluster' '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tbcluster' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
 
@@ -42,10 +56,16 @@ test: ## everything that a change has to pass
 	@scripts/phases deps lint cross test-unit test-e2e test-limits
 
 test-unit:
-	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v '^tbcluster/e2e')
+	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v -e '^tbcluster/e2e' -e '^tbcluster/rig')
 
 test-e2e: ## the real program on a virtual cluster with a real model
 	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
+
+test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
+	@$(TEST) -count=1 -timeout 20m -p 1 ./rig/... ./cmd/tbcluster-rig
+
+test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hundred; TBCLUSTER_RIG_SEED is the first seed
+	@TBCLUSTER_LONG=1 $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
 
 test-limits: build ## times, sizes and loads that are promised; alone on the machine
 	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit' .
@@ -68,4 +88,4 @@ deps:
 	@scripts/deps test
 
 clean:
-	rm -rf bin
+	rm -rf bin dist

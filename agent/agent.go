@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"tbcluster/agent/config"
+	"tbcluster/agent/metrics"
 	"tbcluster/agent/root"
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
@@ -56,6 +58,7 @@ type Agent struct {
 	root *root.Client
 
 	key      *identity.Key
+	apiCert  tls.Certificate // by which clients know this node
 	store    *identity.Store
 	channel  *channel.Channel
 	finder   *discover.Finder
@@ -67,18 +70,22 @@ type Agent struct {
 	models   *models
 	ranks    *instances
 	gateway  *gateway.Gateway
+	metrics  *metrics.Collector
 	board    *board
 	sections *sectionCache
 
 	started     time.Time
 	controlPort uint16
 	gatewayAddr atomic.Pointer[string]
+	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
-	// lastOwn and lastRTT are what was published and posted last; they belong
-	// to the reconcile loop.
-	lastOwn own
-	lastRTT map[string]uint64
+	// lastOwn, published, steadies and lastRTT are what was published and posted
+	// last; they belong to the reconcile loop.
+	lastOwn   own
+	published map[string][]byte
+	steadies  map[string]steady
+	lastRTT   map[string]uint64
 	// benching is set while a cable of this node is measured.
 	benching atomic.Bool
 	// carrying are the interfaces of cables that are not severed, as last seen
@@ -95,6 +102,8 @@ type Agent struct {
 	poked      chan struct{}
 	waiting    chan chan struct{} // whoever waits for the next picture
 	leaving    chan leaveRequest
+	// renewed is set when Run has ended for a new identity.
+	renewed bool
 
 	// tasks are what Shutdown waits for.
 	tasks sync.WaitGroup
@@ -107,12 +116,13 @@ type facts struct {
 	net     host.Network
 }
 
-// leaveRequest ends Run.
-type leaveRequest struct{ undo bool }
+// leaveRequest ends Run: with undo the root half too, with renew for a new
+// identity.
+type leaveRequest struct{ undo, renew bool }
 
 // New opens the state and prepares everything; nothing is served yet.
 func New(ctx context.Context, opt Options) (*Agent, error) {
-	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, started: time.Now(),
+	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, steadies: map[string]steady{}, started: time.Now(),
 		poked: make(chan struct{}, 1), waiting: make(chan chan struct{}), leaving: make(chan leaveRequest, 1)}
 	if err := os.MkdirAll(opt.Paths.Own(), 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(opt.Paths.Own())
@@ -128,6 +138,9 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		a.log.Info("made a new identity", "node", key.ID())
 	}
 	a.key = key
+	if a.apiCert, err = identity.OpenAPI(opt.Paths.Own()); err != nil {
+		return nil, err
+	}
 	name := opt.Config.Name
 	if name == "" {
 		name = a.facts.Load().machine.Hostname
@@ -147,8 +160,9 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	a.pairer = pair.New(key, a.store, a.channel, pair.Options{Log: a.log.With("part", "pair")})
 	if a.finder, err = discover.New(discover.Options{
 		Self: key.ID(), Dir: opt.Paths.Own(), Static: opt.Config.Peers, Interfaces: a.discoverable,
-		Known: func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
-		Log:   a.log.With("part", "discover"),
+		Known:   func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
+		Invites: func(id identity.NodeID, number string) bool { return pair.Number(id) == number },
+		Log:     a.log.With("part", "discover"),
 	}); err != nil {
 		return nil, err
 	}
@@ -178,6 +192,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		return nil, err
 	}
 	a.gateway = a.newGateway()
+	a.metrics = a.newMetrics()
 	return a, nil
 }
 
@@ -258,7 +273,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	}
 	peers := grpc.NewServer(append(channel.ServerOptions(), grpc.UnaryInterceptor(a.peerUnary), grpc.StreamInterceptor(a.peerStream))...)
 	peerv1.RegisterPeerServiceServer(peers, &peerServer{a: a})
-	local := a.newLocalServer()
+	local, clients := a.newLocalServer(), a.newClientServer()
 
 	said := make(chan struct{}) // closed once the others have been told goodbye
 	var running sync.WaitGroup
@@ -269,12 +284,16 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	removeHTTP := a.channel.Handle(channel.HTTP, func(c *channel.Conn) { a.servePeerGateway(ctx, c) })
 	defer removeHTTP()
 	start("the control port", func() error { return a.channel.Serve(ctx, control) })
+	start("clients", func() error {
+		return clients.Serve(a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient}))
+	})
 	start("the API socket", func() error { return local.Serve(api) })
 	start("discovery", func() error { return a.finder.Run(ctx) })
 	start("membership", func() error { defer close(said); return a.member.Run(ctx) })
 	start("addresses", func() error { return a.address.Run(ctx) })
 	start("instances", func() error { return a.ranks.run(ctx) })
 	start("the gateway", func() error { return a.serveGateway(ctx) })
+	start("metrics", func() error { return a.serveMetrics(ctx) })
 	running.Go(func() { a.watchHost(ctx) })
 	running.Go(func() { a.reconcileLoop(ctx) })
 	running.Go(func() { a.meetStatic(ctx) })
@@ -294,7 +313,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	case <-gone:
 		err = fault.Newf(fault.Internal, "start it again: `tbcluster up`", "the root half is gone")
 	case q := <-a.leaving:
-		leave = q.undo
+		leave, a.renewed = q.undo, q.renew
 	}
 	if err == nil {
 		err = context.Cause(ctx)
@@ -312,6 +331,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	go func() {
 		// Streams of watchers end only with their clients: they are cut off.
 		local.Stop()
+		clients.Stop()
 		peers.Stop()
 		a.tracker.Close()
 		a.gateway.Close()

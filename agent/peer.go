@@ -333,6 +333,12 @@ func endOfStream(f, err error) error {
 // askingUser is who asks, as this agent read it from its own socket.
 func (a *Agent) askingUser(ctx context.Context) (*peerv1.User, error) {
 	c := callerOf(ctx)
+	if c.client && c.role < v1.Role_ROLE_OPERATOR {
+		return &peerv1.User{}, nil // who only looks is nobody
+	}
+	if u, ok, err := a.clientUser(ctx, c.asker); ok || err != nil {
+		return &peerv1.User{Uid: u.UID, Name: u.Name}, err
+	}
 	if c.local == nil {
 		return &peerv1.User{Uid: c.asker.UID, Name: c.asker.Name}, nil
 	}

@@ -16,6 +16,13 @@ TB_TOOLS=(
   google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 )
 
+# What builds deb and rpm; a directory of its own, so that only who needs it has it.
+# (The versions after it want modules that their own host does not serve to the
+# module proxy.)
+TB_PACKAGE_TOOLS=(
+  github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0
+)
+
 # tb_go_new_enough GO: whether that go builds this module: it is as new as
 # go.mod asks for, or can and may fetch one that is.
 tb_go_new_enough() {
@@ -39,8 +46,10 @@ tb_find_go() {
 }
 
 # tb_tools_dir: where the tools are for this go and these versions.
-tb_tools_dir() {
-  echo "$TB_CACHE/tools/$(printf '%s\n' "${TB_TOOLS[@]}" "$(go env GOOS GOARCH)" | sha256sum | cut -c1-16)"
+tb_tools_dir() { tb_dir_of "${TB_TOOLS[@]}"; }
+tb_package_tools_dir() { tb_dir_of "${TB_PACKAGE_TOOLS[@]}"; }
+tb_dir_of() {
+  echo "$TB_CACHE/tools/$(printf '%s\n' "$@" "$(go env GOOS GOARCH)" | sha256sum | cut -c1-16)"
 }
 
 # A clone that belongs to another user than the one who builds (a container, a

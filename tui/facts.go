@@ -101,6 +101,7 @@ func (p *sheet) node(n *pb.Node) string {
 		p.fact("reached", plainInk, strings.TrimSpace(n.GetControlPath()+"  "+map[bool]string{true: rttText(n.GetRttUs())}[n.GetRttUs() > 0]))
 	}
 	p.fact("gateway", plainInk, n.GetGatewayAddress())
+	p.fact("metrics", plainInk, n.GetMetricsAddress())
 	p.fact("role", plainInk, roleWords[n.GetRole()])
 	if n.GetState() == pb.NodeState_NODE_STATE_UP && !n.GetPrivileged() {
 		p.fact("rights", lookInk, "▲ its agent may not set addresses; `tbcluster doctor` prints the commands to run")

@@ -36,6 +36,10 @@ type Config struct {
 	GatewayPort   int      `toml:"gateway_port"`
 	GatewayListen []string `toml:"gateway_listen"`
 	GatewayKeys   []string `toml:"gateway_keys"`
+	MetricsPort   int      `toml:"metrics_port"`
+	MetricsListen []string `toml:"metrics_listen"`
+	MetricsKeys   []string `toml:"metrics_keys"`
+	MetricsOpen   bool     `toml:"metrics_open"`
 	Owners        []string `toml:"owners"`
 	AgentUser     string   `toml:"agent_user"`
 	RootWork      string   `toml:"root_work"`
@@ -46,7 +50,7 @@ type Config struct {
 // Key documents one key of the file.
 type Key struct {
 	Name    string
-	Kind    string // "text", "number", "list of text"
+	Kind    string // "text", "number", "yes or no", "list of text"
 	Default string // as it would be written
 	Meaning string
 }
@@ -65,6 +69,10 @@ var Keys = []Key{
 	{"gateway_port", "number", "8555", "Port of the OpenAI-compatible gateway on 127.0.0.1 and ::1. If it is taken the next free one is used."},
 	{"gateway_listen", "list of text", "[]", "Further addresses for the gateway, as \"address:port\". They need gateway_keys."},
 	{"gateway_keys", "list of text", "[]", "API keys, at least 20 characters each; one of them has to come with each request that is not from this machine."},
+	{"metrics_port", "number", "7880", "Port of the metrics for Prometheus on 127.0.0.1 and ::1. If it is taken the next free one is used; 0: no metrics."},
+	{"metrics_listen", "list of text", "[]", "Further addresses for the metrics, as \"address:port\". They need metrics_keys, or metrics_open = true."},
+	{"metrics_keys", "list of text", "[]", "Keys, at least 20 characters each; Prometheus has to send one of them as a bearer token, unless it asks on this machine."},
+	{"metrics_open", "yes or no", "false", "true: everybody who can reach metrics_listen may read the metrics without a key."},
 	{"owners", "list of text", "[]", "Local users who may copy, place, pair and stop, besides root and whoever installed or paired."},
 	{"agent_user", "text", `"tbcluster"`, "User as whom the unprivileged half runs. If there is none of that name, a number that belongs to nobody."},
 	{"root_work", "text", `"auto"`, "Whether files are copied and engines run as root when root asks: \"yes\", \"no\", or \"auto\": only on a machine that has no other person's account."},
@@ -79,6 +87,7 @@ func Default() Config {
 		AddressBlock:  "10.77.0.0/16",
 		AddressSpares: []string{"172.29.0.0/16", "10.213.0.0/16"},
 		GatewayPort:   8555,
+		MetricsPort:   7880,
 		AgentUser:     "tbcluster",
 		RootWork:      "auto",
 		SysfsRoot:     "/sys",
@@ -243,9 +252,29 @@ func (c Config) check() (key, why string) {
 			return "gateway_listen", fmt.Sprintf("%s can be reached by others, so gateway_keys must be set", a)
 		}
 	}
-	for _, k := range c.GatewayKeys {
-		if len(k) < 20 || strings.ContainsAny(k, " \t\r\n") {
-			return "gateway_keys", "a key has less than 20 characters or white space in it"
+	if c.MetricsPort < 0 || c.MetricsPort > 65535 {
+		return "metrics_port", fmt.Sprintf("%d is no port number", c.MetricsPort)
+	}
+	for _, a := range c.MetricsListen {
+		ap, err := netip.ParseAddrPort(a)
+		if err != nil || ap.Port() == 0 {
+			return "metrics_listen", fmt.Sprintf("%q is no address with a port", a)
+		}
+		if len(c.MetricsKeys) == 0 && !c.MetricsOpen {
+			return "metrics_listen", fmt.Sprintf("%s can be reached by others, so metrics_keys must be set, or metrics_open = true", a)
+		}
+	}
+	if len(c.MetricsKeys) > 0 && c.MetricsOpen {
+		return "metrics_open", "it is true, and metrics_keys are set: say one of them"
+	}
+	for _, l := range []struct {
+		key  string
+		keys []string
+	}{{"gateway_keys", c.GatewayKeys}, {"metrics_keys", c.MetricsKeys}} {
+		for _, k := range l.keys {
+			if len(k) < 20 || strings.ContainsAny(k, " \t\r\n") {
+				return l.key, "a key has less than 20 characters or white space in it"
+			}
 		}
 	}
 	if c.RootWork != "auto" && c.RootWork != "yes" && c.RootWork != "no" {
@@ -319,11 +348,15 @@ func (c Config) Value(key string) string {
 	case "gateway_listen":
 		return list(c.GatewayListen)
 	case "gateway_keys":
-		hidden := make([]string, len(c.GatewayKeys))
-		for i := range hidden {
-			hidden[i] = "(hidden)"
-		}
-		return list(hidden)
+		return list(hidden(c.GatewayKeys))
+	case "metrics_port":
+		return strconv.Itoa(c.MetricsPort)
+	case "metrics_listen":
+		return list(c.MetricsListen)
+	case "metrics_keys":
+		return list(hidden(c.MetricsKeys))
+	case "metrics_open":
+		return strconv.FormatBool(c.MetricsOpen)
 	case "owners":
 		return list(c.Owners)
 	case "agent_user":
@@ -336,6 +369,15 @@ func (c Config) Value(key string) string {
 		return strconv.FormatInt(c.MemoryBytes, 10)
 	}
 	return ""
+}
+
+// hidden stands for keys where they are shown.
+func hidden(keys []string) []string {
+	out := make([]string, len(keys))
+	for i := range out {
+		out[i] = "(hidden)"
+	}
+	return out
 }
 
 // Changed returns the keys whose values are not the defaults, sorted.

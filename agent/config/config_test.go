@@ -29,6 +29,12 @@ func TestErrorsNameFileLineAndKey(t *testing.T) {
 		{"address_block = \"10.0.0.0/30\"", "line 1", "no IPv4 block"},
 		{"gateway_listen = [\"192.0.2.1:80\"]", "line 1", "gateway_keys must be set"},
 		{"gateway_keys = [\"short\"]", "line 1", "less than 20"},
+		{"metrics_listen = [\"192.0.2.1:80\"]", "line 1", "metrics_keys must be set, or metrics_open = true"},
+		{"metrics_listen = [\"x\"]\nmetrics_open = true", "line 1", "no address with a port"},
+		{"metrics_keys = [\"short\"]", "line 1", "less than 20"},
+		{"metrics_keys = [\"0123456789012345678901\"]\nmetrics_open = true", "line 2", "say one of them"},
+		{"metrics_port = -1", "line 1", "no port number"},
+		{"metrics_open = \"yes\"", "line 1", "metrics_open"},
 		{"mtu = 100", "line 1", "1280"},
 		{"model_dirs = [\"x\"]", "line 1", "absolute"},
 		{"memory_bytes = -1", "line 1", "negative"},
@@ -79,8 +85,11 @@ func TestWhatIsShownCanBeReadAgain(t *testing.T) {
 func TestKeysAreNeverShown(t *testing.T) {
 	c := Default()
 	c.GatewayKeys = []string{"0123456789012345678901"}
-	if v := c.Value("gateway_keys"); strings.Contains(v, "0123") {
-		t.Fatal(v)
+	c.MetricsKeys = c.GatewayKeys
+	for _, k := range []string{"gateway_keys", "metrics_keys"} {
+		if v := c.Value(k); strings.Contains(v, "0123") || !strings.Contains(v, "hidden") {
+			t.Errorf("%s is shown as %s", k, v)
+		}
 	}
 }
 

@@ -38,6 +38,8 @@ func TestMain(m *testing.M) {
 			}
 			_, _ = io.Copy(io.Discard, f)
 			os.Exit(0)
+		case "journal":
+			os.Exit(journalVictim(os.Args[2], os.Args[3]))
 		case "rank": // as the real one, it begins once its input has ended
 			if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 				os.Exit(1)

@@ -374,7 +374,7 @@ func deskState() *tbv1.ClusterState {
 		Nodes: []*tbv1.Node{
 			{Id: "AAAA-1", Name: "alpha", State: tbv1.NodeState_NODE_STATE_UP, StateSince: noon, Os: "linux", OsVersion: "Debian GNU/Linux 12", Arch: "amd64", Version: "0.1.0",
 				Memory: &tbv1.Memory{TotalBytes: 128 << 30, AvailableBytes: 100 << 30}, DiskFreeBytes: 512_000_000_000, CpuCount: 32, Self: true, Role: tbv1.Role_ROLE_ADMIN,
-				NodeAddress: "10.77.0.1", GatewayAddress: "127.0.0.1:8555", Privileged: true, BootId: "b-1", StartedAt: noon,
+				NodeAddress: "10.77.0.1", GatewayAddress: "127.0.0.1:8555", MetricsAddress: "127.0.0.1:7880", Privileged: true, BootId: "b-1", StartedAt: noon,
 				Engines: []*tbv1.Engine{{Name: "llamacpp", Available: true, Version: "b10068", Path: "/opt/tbcluster/engines/llamacpp/bin/llama-server"}}},
 			{Id: "BBBB-2", Name: "beta", State: tbv1.NodeState_NODE_STATE_DOWN, Reason: "nothing heard for 11 s", StateSince: noon, Os: "darwin", OsVersion: "macOS 26.2",
 				Version: "0.1.0", Memory: &tbv1.Memory{TotalBytes: 512 << 30}, Role: tbv1.Role_ROLE_ADMIN},

@@ -43,6 +43,7 @@ type nodeJSON struct {
 	CPUs          uint32       `json:"cpus"`
 	NodeAddress   string       `json:"node_address"`
 	Gateway       string       `json:"gateway"`
+	Metrics       string       `json:"metrics"`
 	RTTUs         uint64       `json:"rtt_us"`
 	ControlPath   string       `json:"control_path"`
 	Privileged    bool         `json:"privileged"`
@@ -257,6 +258,7 @@ type memberJSON struct {
 	IntroducedBy string     `json:"introduced_by"`
 	IntroducedAt *time.Time `json:"introduced_at"`
 	Revoked      bool       `json:"revoked"`
+	Client       bool       `json:"client"`
 }
 
 type pingWayJSON struct {
@@ -323,7 +325,7 @@ func toNodeJSON(n *tbv1.Node) nodeJSON {
 		OS: n.GetOs(), OSVersion: n.GetOsVersion(), Arch: n.GetArch(), Version: n.GetVersion(),
 		Memory:        memoryJSON{n.GetMemory().GetTotalBytes(), n.GetMemory().GetAvailableBytes()},
 		DiskFreeBytes: n.GetDiskFreeBytes(), CPUs: n.GetCpuCount(), NodeAddress: n.GetNodeAddress(),
-		Gateway: n.GetGatewayAddress(), RTTUs: n.GetRttUs(), ControlPath: n.GetControlPath(),
+		Gateway: n.GetGatewayAddress(), Metrics: n.GetMetricsAddress(), RTTUs: n.GetRttUs(), ControlPath: n.GetControlPath(),
 		Privileged: n.GetPrivileged(), BootID: n.GetBootId(), StartedAt: timeJSON(n.GetStartedAt()),
 		Engines: mapped(n.GetEngines(), toEngineJSON),
 	}
@@ -459,7 +461,7 @@ func toPlanOptionJSON(o *tbv1.PlanOption) planOptionJSON {
 }
 
 func toMemberJSON(m *tbv1.Member) memberJSON {
-	return memberJSON{m.GetName(), m.GetNodeId(), roleWord(m.GetRole()), m.GetIntroducedBy(), timeJSON(m.GetIntroducedAt()), m.GetRevoked()}
+	return memberJSON{m.GetName(), m.GetNodeId(), roleWord(m.GetRole()), m.GetIntroducedBy(), timeJSON(m.GetIntroducedAt()), m.GetRevoked(), m.GetClient()}
 }
 
 func toPingWayJSON(w *tbv1.PingWay) pingWayJSON {

@@ -265,6 +265,11 @@ func waitReady(ctx context.Context, o *upOptions, c *client) error {
 		return nil
 	}
 	o.step("ready: %s", summary(last))
+	for _, n := range last.GetNodes() {
+		if n.GetSelf() && n.GetMetricsAddress() != "" {
+			o.step("metrics: http://%s/metrics", n.GetMetricsAddress())
+		}
+	}
 	if slices.ContainsFunc(last.GetNodes(), func(n *tbv1.Node) bool { return n.GetSelf() && !n.GetPrivileged() }) {
 		o.g.printf("the agent does not run as root, so it gives the cables no addresses: `tbcluster down`, then `sudo tbcluster up`\n")
 	}

@@ -118,7 +118,7 @@ func (l *listener) honest(ctx context.Context) error {
 		}
 		select {
 		case <-l.full:
-			l.browse(ctx)
+			l.browse(ctx, nil)
 		default:
 		}
 	}
@@ -126,7 +126,7 @@ func (l *listener) honest(ctx context.Context) error {
 
 func TestABrowseThatHasHeardTooMuchSaysSo(t *testing.T) {
 	err := alone(func(l *listener) error {
-		l.browse(t.Context())
+		l.browse(t.Context(), nil)
 		if err := l.honest(t.Context()); err != nil {
 			return err
 		}
@@ -143,7 +143,7 @@ func TestABrowseThatHasHeardTooMuchSaysSo(t *testing.T) {
 			select {
 			case <-l.full:
 				// It hears nobody until it is begun anew, and then everybody.
-				l.browse(t.Context())
+				l.browse(t.Context(), nil)
 				return l.honest(t.Context())
 			case <-deadline:
 				return errors.New("it goes on and on")
@@ -205,11 +205,11 @@ func FuzzAnswer(f *testing.F) {
 	go func() {
 		ended <- alone(func(l *listener) error {
 			close(ready)
-			l.browse(ctx)
+			l.browse(ctx, nil)
 			n := 0
 			for a := range asks {
 				if n++; n%maxEntries == 0 {
-					l.browse(ctx) // as the finder does every ten seconds
+					l.browse(ctx, nil) // as the finder does every ten seconds
 				}
 				_, _ = l.sending.Write(a.data[:min(len(a.data), 9000)]) // what cannot be sent harms nobody
 				a.done <- l.honest(ctx)

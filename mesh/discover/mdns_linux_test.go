@@ -141,7 +141,7 @@ func forge(n int) error {
 	}
 	for range n {
 		name, txt := m.instance("forged"), Announcement{Name: "forged", Port: 7871}.txt(forgedID())
-		m.speak(func(addrs []netip.Prefix) *dns.Msg { return response(name, 7871, txt, addrs, 120) })
+		m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, 7871, txt, addrs, 120) })
 		time.Sleep(time.Millisecond) // a thousand a second at most
 	}
 	return nil

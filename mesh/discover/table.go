@@ -68,7 +68,9 @@ type found struct {
 type table struct {
 	self  identity.NodeID
 	known func(identity.NodeID) bool
-	nodes map[identity.NodeID]*found
+	// invites is Options.Invites.
+	invites func(identity.NodeID, string) bool
+	nodes   map[identity.NodeID]*found
 }
 
 // at returns the entry of a node, made if there is room for it.
@@ -89,8 +91,15 @@ func (t *table) at(node identity.NodeID) *found {
 // newest one is none other than who shouts loudest, and is as good as any.
 func (t *table) makeRoom(newcomer identity.NodeID) bool {
 	var oldest *found
+	// Who shows a code is looked for now, and that cannot be said by just anybody.
+	before := func(a, b *found) bool {
+		if (a.pair != "") != (b.pair != "") {
+			return a.pair == ""
+		}
+		return a.seen.Before(b.seen)
+	}
 	for id, f := range t.nodes {
-		if !t.known(id) && (oldest == nil || f.seen.Before(oldest.seen)) {
+		if !t.known(id) && (oldest == nil || before(f, oldest)) {
 			oldest = f
 		}
 	}
@@ -111,6 +120,9 @@ func (t *table) heard(s said, now time.Time) bool {
 	}
 	if s.bye {
 		return t.bye(s.node)
+	}
+	if s.pair != "" && t.invites != nil && !t.invites(s.node, s.pair) {
+		s.pair = ""
 	}
 	f := t.at(s.node)
 	if f == nil {
@@ -157,7 +169,8 @@ func (t *table) tidy(f *found) {
 
 // browseFor is how long a browse lasts among so many nodes.
 func (t *table) browseFor() time.Duration {
-	return browseFor * time.Duration(1+len(t.nodes)/crowd)
+	crowds := len(t.nodes) / crowd
+	return min(browseFor*time.Duration(1+crowds*crowds), longestBrowse)
 }
 
 // goneAfter is how long a node may say nothing before it counts as gone.

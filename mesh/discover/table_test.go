@@ -100,6 +100,26 @@ func sorted(s []string) map[string]bool {
 	return m
 }
 
+// Who shows a code is found, whoever shouts: the number follows from the node's
+// key.
+func TestFloodOfForgeriesDisplacesNobodyWhoInvites(t *testing.T) {
+	inviter := newID(t)
+	tab := newTable(t)
+	tab.invites = func(id identity.NodeID, number string) bool { return id == inviter && number == "4711" }
+	tab.heard(said{node: inviter, port: 1, pair: "4711", addrs: addrs("192.0.2.1")}, t0)
+	for i := range 2 * maxNodes {
+		tab.heard(said{node: newID(t), port: 1, pair: "4711", addrs: addrs("192.0.2.3")}, t0.Add(time.Duration(i)*time.Millisecond))
+	}
+	if len(tab.nodes) > maxNodes || tab.nodes[inviter] == nil || tab.nodes[inviter].pair != "4711" {
+		t.Fatalf("%d nodes, the inviting one is %+v", len(tab.nodes), tab.nodes[inviter])
+	}
+	for id, f := range tab.nodes {
+		if id != inviter && f.pair != "" {
+			t.Fatal("a forger is taken for who invites")
+		}
+	}
+}
+
 func TestFloodOfForgeriesDisplacesNoMember(t *testing.T) {
 	member, met := newID(t), newID(t)
 	tab := newTable(t, member, met)

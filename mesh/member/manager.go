@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"tbcluster/api/fault"
+	"tbcluster/host"
 	"tbcluster/mesh/identity"
 )
 
@@ -53,7 +54,10 @@ type Options struct {
 	Keep []string
 	// Heartbeat is the interval for a cluster of n nodes; nil is Heartbeat.
 	Heartbeat func(n int) time.Duration
-	Log       *slog.Logger // nil discards
+	// Clock is the wall clock, for what is told and kept; intervals are measured
+	// by the time since start, which nobody sets. nil is the system's.
+	Clock host.Clock
+	Log   *slog.Logger // nil discards
 }
 
 // Section is the newest content of a section.
@@ -108,6 +112,9 @@ func New(o Options) (*Manager, error) {
 	if o.Heartbeat == nil {
 		o.Heartbeat = Heartbeat
 	}
+	if o.Clock == nil {
+		o.Clock = host.SystemClock{}
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -119,11 +126,11 @@ func New(o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.incarnation = max(kept.Incarnation+1, uint64(time.Now().Unix()))
+	m.incarnation = max(kept.Incarnation+1, uint64(max(0, o.Clock.Now().Unix())))
 	m.syncPeers()
 	for id, k := range kept.Nodes {
 		if p := m.peers[id]; p != nil {
-			p.restore(k)
+			p.restore(k, time.Now(), o.Clock.Now())
 		}
 	}
 	if err := m.Publish(TrustSection, o.Store.Export()); err != nil {
@@ -354,12 +361,12 @@ func signal(c chan struct{}) {
 }
 
 // Kick says that there is news of how to reach a node: dial it now if there is
-// no stream.
+// no stream, beside an attempt that began before the news.
 func (m *Manager) Kick(node identity.NodeID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p := m.peers[node]; p != nil && p.stream == nil {
-		p.failures = 0
+		p.failures, p.kicked = 0, true
 		at := time.Now()
 		if !p.dials {
 			at = at.Add(knockAfter) // the other end has the same news

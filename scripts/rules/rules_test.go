@@ -52,6 +52,11 @@ var imports = map[string][]string{
 	// End-to-end tests use the program as a person does, and the API.
 	"e2e": {"api", "engine", "host", "lab", "tui"},
 
+	// The rig: a PCI device server that knows nothing of USB4, and a USB4 that
+	// knows nothing of guests.
+	"rig/vfiouser": {"api/fault"},
+	"rig/usb4":     {"api/fault", "rig/vfiouser"},
+
 	"scripts/rules": {"api/fault"},
 }
 
@@ -59,6 +64,10 @@ var imports = map[string][]string{
 var testImports = map[string][]string{
 	// A supervisor is worth something with a real engine.
 	"instance/supervise": {"engine/llamacpp"},
+	// A root half is attacked by an agent that is a test.
+	"e2e": {"agent", "mesh/identity"},
+	// What a crash leaves is seen on a real machine alone.
+	"agent/root": {"linux"},
 }
 
 // pkg is what `go list -json` tells of a package.

@@ -1020,9 +1020,12 @@ type Node struct {
 	// How the control channel reaches it now: an interface name and address.
 	ControlPath string `protobuf:"bytes,22,opt,name=control_path,json=controlPath,proto3" json:"control_path,omitempty"`
 	// Processor architecture as Go names it ("amd64").
-	Arch          string `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Arch string `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
+	// Address of its metrics for Prometheus on its own loopback ("127.0.0.1:7880");
+	// empty where it serves none.
+	MetricsAddress string `protobuf:"bytes,40,opt,name=metrics_address,json=metricsAddress,proto3" json:"metrics_address,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -1212,6 +1215,13 @@ func (x *Node) GetControlPath() string {
 func (x *Node) GetArch() string {
 	if x != nil {
 		return x.Arch
+	}
+	return ""
+}
+
+func (x *Node) GetMetricsAddress() string {
+	if x != nil {
+		return x.MetricsAddress
 	}
 	return ""
 }
@@ -3099,7 +3109,7 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\x11removed_model_ids\x18\n" +
 	" \x03(\tR\x0fremovedModelIds\x12)\n" +
 	"\x10findings_changed\x18\v \x01(\bR\x0ffindingsChanged\x121\n" +
-	"\bfindings\x18\f \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"\x86\x06\n" +
+	"\bfindings\x18\f \x03(\v2\x15.tbcluster.v1.FindingR\bfindings\"\xaf\x06\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -3129,7 +3139,8 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\x0fgateway_address\x18\x14 \x01(\tR\x0egatewayAddress\x12\x15\n" +
 	"\x06rtt_us\x18\x15 \x01(\x04R\x05rttUs\x12!\n" +
 	"\fcontrol_path\x18\x16 \x01(\tR\vcontrolPath\x12\x12\n" +
-	"\x04arch\x18\x17 \x01(\tR\x04arch\"u\n" +
+	"\x04arch\x18\x17 \x01(\tR\x04arch\x12'\n" +
+	"\x0fmetrics_address\x18( \x01(\tR\x0emetricsAddress\"u\n" +
 	"\x06Memory\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
 	"totalBytes\x12'\n" +
