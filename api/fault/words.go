@@ -9,11 +9,11 @@ import "strings"
 var verbs = func() map[string]bool {
 	m := map[string]bool{}
 	for _, w := range strings.Fields(`
-		accept act add agree allow announce answer apply ask assign attach begin bind bring build call cancel carry change
+		accept act add agree allow announce answer apply ask assign attach begin bind boot bring build call cancel carry change
 		check choose clean close collect compare compute connect continue copy count create decode decrypt delete deliver
 		describe detect determine download encode encrypt end enter erase establish examine exchange execute expect export
-		fetch fill find finish follow forget format forward gather generate get give go grant hand handle hash hold identify
-		import inspect install introduce join keep kill launch learn leave list listen load lock look make map mark measure
+		fetch fill find finish follow forget format forward gather generate get give go grant hand handle hash hear hold identify
+		import inspect install introduce join keep kill launch learn leave let list listen load lock look make map mark measure
 		merge mount move obtain open pair parse pause pick ping place plan prepare print probe process prove publish pull push
 		put query read rebuild receive record recover register release reload remember remove rename renew replace reply
 		report request rescan reserve reset resolve restart restore resume retrieve return revert revoke run save scan search
