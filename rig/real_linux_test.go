@@ -612,7 +612,7 @@ func walk(t *testing.T, seed uint64, steps int, topology Topology) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = fmt.Fprintf(f, "| %s | %v\n", topology.Kernel, sum)
+		_, err = fmt.Fprintf(f, "| %s | %v |\n", topology.Kernel, sum)
 		if err := errors.Join(err, f.Close()); err != nil {
 			t.Fatal(err)
 		}
