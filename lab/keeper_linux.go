@@ -21,11 +21,11 @@ import (
 
 // keeper holds a lab together: the disks, the LAN, the cables, the inits.
 type keeper struct {
-	dir    string
-	rec    record
-	reaper *reaper
-	nl     *netlink.Handle // of the LAN's network namespace, which is its own
-	bridge int             // index of the LAN's bridge
+	dir     string
+	rec     record
+	reaper  *reaper
+	nl      *netlink.Handle // of the LAN's network namespace, which is its own
+	bridges map[int]int     // indexes of the LAN's bridges, by side
 
 	// mu is held for the whole of an operation: they are short, and what one
 	// does to a node or cable must not meet another.
@@ -234,6 +234,7 @@ func (k *keeper) do(req request) (reply, error) {
 		opKill: k.kill, opStart: k.start, opPause: k.pause, opResume: k.resume,
 		opCutLAN:  func(n *node, _ bool) error { return k.setLAN(n, false) },
 		opMendLAN: func(n *node, _ bool) error { return k.setLAN(n, true) },
+		opSide:    func(n *node, _ bool) error { return k.setSide(n, req.Side) },
 		opMulti:   func(n *node, _ bool) error { return k.setMulticast(n, Multicast(req.How)) },
 	}
 	op, ok := ops[req.Op]

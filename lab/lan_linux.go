@@ -24,20 +24,54 @@ func (k *keeper) makeLAN() error {
 	if k.nl, err = netlink.NewHandle(); err != nil {
 		return err
 	}
+	k.bridges = map[int]int{}
+	_, err = k.bridge(0)
+	return err
+}
+
+// bridge returns the index of the bridge of one side of the LAN, which is made
+// if there is none. Side 0 is the whole LAN, until it falls into parts.
+func (k *keeper) bridge(side int) (int, error) {
+	if index, ok := k.bridges[side]; ok {
+		return index, nil
+	}
 	// Without a querier on the LAN, snooping would let multicast die out.
 	snooping := false
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "lan"
+	attrs.Name = fmt.Sprintf("lan%d", side)
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
 	if err := k.nl.LinkAdd(bridge); err != nil {
-		return fmt.Errorf("make a bridge: %w", err)
+		return 0, fmt.Errorf("make a bridge: %w", err)
 	}
-	link, err := k.nl.LinkByName("lan")
+	link, err := k.nl.LinkByName(attrs.Name)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	k.bridge = link.Attrs().Index
-	return k.nl.LinkSetUp(link)
+	k.bridges[side] = link.Attrs().Index
+	return link.Attrs().Index, k.nl.LinkSetUp(link)
+}
+
+// setSide puts a node on one side of the LAN: those on other sides are not
+// reached from there.
+func (k *keeper) setSide(n *node, side int) error {
+	if side < 0 || side >= MaxNodes {
+		return fault.Newf(fault.Usage, fmt.Sprintf("choose 0 to %d", MaxNodes-1), "the LAN has no side %d", side)
+	}
+	n.side = side
+	if n.boot == nil {
+		return nil
+	}
+	bridge, err := k.bridge(side)
+	if err == nil {
+		var port netlink.Link
+		if port, err = k.nl.LinkByName(n.lanPort()); err == nil {
+			err = k.nl.LinkSetMasterByIndex(port, bridge)
+		}
+	}
+	if err != nil {
+		return failed("put "+n.name+" on another side of the LAN", err, "try again")
+	}
+	return nil
 }
 
 // lanPort is the name of a node's port at the bridge; names have 15 bytes.
@@ -54,7 +88,11 @@ func (k *keeper) joinLAN(n *node) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = n.lanPort()
-	attrs.MasterIndex = k.bridge
+	bridge, err := k.bridge(n.side)
+	if err != nil {
+		return err
+	}
+	attrs.MasterIndex = bridge
 	mac := n.lanMAC()
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = lanInterface

@@ -40,6 +40,7 @@ type node struct {
 	lanCut bool
 	// multicast is what becomes of it: "" or how it is blocked.
 	multicast Multicast
+	side      int   // of the LAN
 	boot      *boot // nil while the node is off
 	exit      string
 	// lastNumber is the highest N that an interface thunderboltN had.
@@ -393,7 +394,7 @@ func (k *keeper) gone(n *node) {
 
 func (k *keeper) nodeStatus(n *node) NodeStatus {
 	s := NodeStatus{
-		Name: n.name, State: Off, Agent: Stopped, AgentExit: n.exit, LANCut: n.lanCut, Multicast: n.multicast,
+		Name: n.name, State: Off, Agent: Stopped, AgentExit: n.exit, LANCut: n.lanCut, LANSide: n.side, Multicast: n.multicast,
 		MachineID: machineID(k.rec.Seed, n.name), Address: n.lanAddress().String(),
 		Socket: filepath.Join(n.dir, "run", agentSocket),
 		Memory: k.rec.Options.Memory, Disk: k.rec.Options.Disk,

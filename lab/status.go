@@ -44,6 +44,8 @@ type NodeStatus struct {
 	MachineID string `json:"machine_id"`
 	Address   string `json:"lan_address"`
 	LANCut    bool   `json:"lan_cut"`
+	// LANSide is the part of the LAN that it is on, where that fell apart.
+	LANSide int `json:"lan_side,omitempty"`
 	// Multicast is "" where it works.
 	Multicast Multicast `json:"multicast,omitempty"`
 	Socket    string    `json:"socket"`

@@ -53,6 +53,7 @@ const (
 	opCutLAN   = "cut-lan"
 	opMulti    = "multicast"
 	opMendLAN  = "mend-lan"
+	opSide     = "lan-side"
 	opShutdown = "shutdown"
 )
 
@@ -68,6 +69,7 @@ type request struct {
 	How    string `json:"how,omitempty"` // of multicast
 	Rename bool   `json:"rename,omitempty"`
 	Agent  bool   `json:"agent,omitempty"` // the agent alone, not the node
+	Side   int    `json:"side,omitempty"`  // of the LAN
 }
 
 // reply is the keeper's answer; on the pipe to Up too.

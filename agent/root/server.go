@@ -142,7 +142,7 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 	switch q.Kind {
 	case KindApply, KindRevert:
 		if q.Change == nil {
-			return nil, fault.Newf(fault.Protocol, "", "%s without a change", q.Kind)
+			return nil, fault.Newf(fault.Protocol, "", "%s has no change", q.Kind)
 		}
 		if q.Kind == KindApply {
 			return nil, s.changes.apply(ctx, *q.Change)

@@ -51,7 +51,7 @@ Nothing leads out of a lab, and "lab down" leaves nothing behind.` + exitHelp(la
 	}
 	cmd.AddCommand(
 		newLabUpCommand(o), newLabDownCommand(o), newLabListCommand(o), newLabStatusCommand(o),
-		newLabCutCommand(o), newLabMendCommand(o), newLabLANCommand(o), newLabMulticastCommand(o),
+		newLabCutCommand(o), newLabMendCommand(o), newLabLANCommand(o), newLabMulticastCommand(o), newLabPartCommand(o),
 		newLabPowerCommand(o, "kill NODE", "Take the power from a node, or kill its agent",
 			`Every process of the node dies, /run, /tmp and /dev/shm are gone, its cables go
 dead at their other ends. Its disk stays: "lab start" boots it, with a new boot
@@ -457,6 +457,33 @@ switch without power does; "up" gives it back. The cables are not touched.` + ex
 				return fault.Newf(fault.Usage, "write `tbcluster lab lan down` or `up`", "the LAN cannot be %q", args[0])
 			}
 			return o.eachNode(cmd.Context(), args[1:], do, "the LAN is "+args[0])
+		},
+	}
+}
+
+func newLabPartCommand(o *labOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "part [NODE,NODE... ...]",
+		Short: "Let the LAN fall into parts, or be one again",
+		Long: `Each argument is one part, nodes separated by commas: nodes of different parts
+do not reach each other by the LAN. Nodes in no part are with the LAN's host.
+Without arguments it is one LAN again. Cables are left as they are.` + exitHelpAlone(labErrors...),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := o.open()
+			if err != nil {
+				return err
+			}
+			var groups [][]string
+			for _, a := range args {
+				groups = append(groups, strings.Split(a, ","))
+			}
+			if err := l.Part(cmd.Context(), groups...); err != nil {
+				return err
+			}
+			if len(groups) == 0 {
+				return o.done(cmd.Context(), l, "the LAN is one")
+			}
+			return o.done(cmd.Context(), l, "the LAN is in parts: %s", strings.Join(args, " | "))
 		},
 	}
 }

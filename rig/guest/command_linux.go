@@ -359,7 +359,7 @@ func (g *Guest) Console(ctx context.Context, in, out *os.File) error {
 		name = "vt100"
 	}
 	p, err := g.Start(ctx, Command{
-		Args: []string{"sh", "-l"}, Env: []string{"TERM=" + name, "PS1=" + g.o.Name + ":\\w# "}, Dir: "/root",
+		Args: []string{"bash", "--norc"}, Env: []string{"TERM=" + name, "PS1=" + g.o.Name + ":\\w# "}, Dir: "/root",
 		Stdin: in, Stdout: out, Terminal: true, Columns: columns, Rows: rows,
 	})
 	if err != nil {

@@ -29,7 +29,7 @@ var toolPackages = []string{
 	"libc6-dev", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "libdw1t64", "pahole",
 	// What guests run.
 	"busybox-static", "iproute2", "iputils-ping", "ethtool", "iperf3", "nftables", "tcpdump",
-	"rdma-core", "ibverbs-utils", "perftest", "pciutils",
+	"rdma-core", "ibverbs-utils", "perftest", "pciutils", "procps",
 }
 
 // leftOut are files of packages that nobody reads here.

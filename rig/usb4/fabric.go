@@ -99,7 +99,7 @@ func (f *Fabric) Connect(a, b *Port, o CableOptions) (*Cable, error) {
 	f.lock()
 	defer f.unlock()
 	if a == b || a.host.fabric != f || b.host.fabric != f {
-		return nil, fault.Newf(fault.Usage, "connect two ports of hosts of this fabric", "a cable from %s to %s", a, b)
+		return nil, fault.Newf(fault.Usage, "connect two ports of hosts of this fabric", "a cable cannot go from %s to %s", a, b)
 	}
 	for _, p := range []*Port{a, b} {
 		if p.cable != nil {
