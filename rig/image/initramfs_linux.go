@@ -27,7 +27,7 @@ var guestModules = []string{
 	"thunderbolt", "thunderbolt_net",
 	// RDMA.
 	"crc32_generic", // which rdma_rxe asks for by name
-	"rdma_rxe", "siw", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "ib_ipoib",
+	"rdma_rxe", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "ib_ipoib",
 	// Disks.
 	"ext4", "overlay", "loop", "fuse", "dm-mod", "dm-flakey", "dm-log-writes",
 	// Networks of a whole system.
