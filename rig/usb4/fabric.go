@@ -230,6 +230,9 @@ func (f *Fabric) rewired() {
 // stir runs every transmit ring that has something to send.
 func (f *Fabric) stir() {
 	for _, h := range f.hosts {
+		if len(h.control.waiting) > 0 {
+			h.deliverControl()
+		}
 		for i := range h.tx {
 			if r := &h.tx[i]; r.cons != r.prod {
 				f.transmit(r)
