@@ -65,8 +65,8 @@ type Options struct {
 // NIC is a network interface of a guest.
 type NIC struct {
 	MAC string
-	// Wire is one end of a pair of datagram sockets that carry Ethernet frames
-	// (Switch.Plug gives one). The guest takes it over.
+	// Wire is one end of a pair of datagram sockets, a frame a datagram. The
+	// guest takes it over: Close closes it.
 	Wire *os.File
 }
 
