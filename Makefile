@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: up build packages install uninstall test test-unit test-e2e test-limits test-long lint cross gen deps clean
+.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig test-rig-long test-long lint cross gen deps clean
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PREFIX ?= /usr/local
@@ -18,6 +18,14 @@ up: ## build, make a virtual cluster, copy a model over a cable, run it, ask it
 	@scripts/deps up
 	@$(MAKE) --no-print-directory build
 	bin/tbcluster up --lab 3 --demo
+
+rig: ## two virtual machines with a real kernel's thunderbolt driver, an emulated cable, and tbcluster on both
+	@scripts/deps rig
+	@$(MAKE) --no-print-directory build rig-programs
+	bin/tbcluster-rig up --once --cluster bin/tbcluster
+
+rig-programs:
+	@CGO_ENABLED=0 $(RUN) go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/tbcluster-rig ./rig/guest/guestd ./rig/probe
 
 build: ## bin/tbcluster, static
 	@scripts/deps build
@@ -48,10 +56,16 @@ test: ## everything that a change has to pass
 	@scripts/phases deps lint cross test-unit test-e2e test-limits
 
 test-unit:
-	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v '^tbcluster/e2e')
+	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v -e '^tbcluster/e2e' -e '^tbcluster/rig')
 
 test-e2e: ## the real program on a virtual cluster with a real model
 	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
+
+test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
+	@$(TEST) -count=1 -timeout 20m -p 1 ./rig/... ./cmd/tbcluster-rig
+
+test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hundred; TBCLUSTER_RIG_SEED is the first seed
+	@TBCLUSTER_LONG=1 $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
 
 test-limits: build ## times, sizes and loads that are promised; alone on the machine
 	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit' .

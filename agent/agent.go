@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,6 +58,7 @@ type Agent struct {
 	root *root.Client
 
 	key      *identity.Key
+	apiCert  tls.Certificate // by which clients know this node
 	store    *identity.Store
 	channel  *channel.Channel
 	finder   *discover.Finder
@@ -78,10 +80,12 @@ type Agent struct {
 	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
-	// lastOwn and lastRTT are what was published and posted last; they belong
-	// to the reconcile loop.
-	lastOwn own
-	lastRTT map[string]uint64
+	// lastOwn, published, steadies and lastRTT are what was published and posted
+	// last; they belong to the reconcile loop.
+	lastOwn   own
+	published map[string][]byte
+	steadies  map[string]steady
+	lastRTT   map[string]uint64
 	// benching is set while a cable of this node is measured.
 	benching atomic.Bool
 	// carrying are the interfaces of cables that are not severed, as last seen
@@ -98,6 +102,8 @@ type Agent struct {
 	poked      chan struct{}
 	waiting    chan chan struct{} // whoever waits for the next picture
 	leaving    chan leaveRequest
+	// renewed is set when Run has ended for a new identity.
+	renewed bool
 
 	// tasks are what Shutdown waits for.
 	tasks sync.WaitGroup
@@ -110,12 +116,13 @@ type facts struct {
 	net     host.Network
 }
 
-// leaveRequest ends Run.
-type leaveRequest struct{ undo bool }
+// leaveRequest ends Run: with undo the root half too, with renew for a new
+// identity.
+type leaveRequest struct{ undo, renew bool }
 
 // New opens the state and prepares everything; nothing is served yet.
 func New(ctx context.Context, opt Options) (*Agent, error) {
-	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, started: time.Now(),
+	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, steadies: map[string]steady{}, started: time.Now(),
 		poked: make(chan struct{}, 1), waiting: make(chan chan struct{}), leaving: make(chan leaveRequest, 1)}
 	if err := os.MkdirAll(opt.Paths.Own(), 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(opt.Paths.Own())
@@ -131,6 +138,9 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		a.log.Info("made a new identity", "node", key.ID())
 	}
 	a.key = key
+	if a.apiCert, err = identity.OpenAPI(opt.Paths.Own()); err != nil {
+		return nil, err
+	}
 	name := opt.Config.Name
 	if name == "" {
 		name = a.facts.Load().machine.Hostname
@@ -150,8 +160,9 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	a.pairer = pair.New(key, a.store, a.channel, pair.Options{Log: a.log.With("part", "pair")})
 	if a.finder, err = discover.New(discover.Options{
 		Self: key.ID(), Dir: opt.Paths.Own(), Static: opt.Config.Peers, Interfaces: a.discoverable,
-		Known: func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
-		Log:   a.log.With("part", "discover"),
+		Known:   func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
+		Invites: func(id identity.NodeID, number string) bool { return pair.Number(id) == number },
+		Log:     a.log.With("part", "discover"),
 	}); err != nil {
 		return nil, err
 	}
@@ -166,7 +177,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	blocks := opt.Config.Blocks() // config.Load has checked them
 	if a.address, err = address.New(address.Config{
 		Self: string(key.ID()), Block: blocks[0], Spares: blocks[1:], StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
-		MTU: opt.Config.MTU, Forward: opt.Config.Forward && a.facts.Load().machine.OS == "linux",
+		MTU: opt.Config.MTU, Old: !has(featureRanges), Forward: has(featureForward) && opt.Config.Forward && a.facts.Load().machine.OS == "linux",
 		InUse: a.addressInUse, Log: a.log.With("part", "address"), Changed: a.poke,
 	}); err != nil {
 		return nil, err
@@ -203,7 +214,7 @@ const deadAfter = 3 * time.Second
 
 func (a *Agent) newMember() (*member.Manager, error) {
 	return member.New(member.Options{
-		Self: a.key.ID(), Store: a.store, Dir: a.opt.Paths.Own(), Version: a.opt.Version,
+		Self: a.key.ID(), Store: a.store, Dir: a.opt.Paths.Own(), Version: a.opt.Version, Features: featureList(),
 		Dial: func(ctx context.Context, node identity.NodeID) (member.Session, error) {
 			return a.channel.Session(ctx, node)
 		},
@@ -262,7 +273,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	}
 	peers := grpc.NewServer(append(channel.ServerOptions(), grpc.UnaryInterceptor(a.peerUnary), grpc.StreamInterceptor(a.peerStream))...)
 	peerv1.RegisterPeerServiceServer(peers, &peerServer{a: a})
-	local := a.newLocalServer()
+	local, clients := a.newLocalServer(), a.newClientServer()
 
 	said := make(chan struct{}) // closed once the others have been told goodbye
 	var running sync.WaitGroup
@@ -273,6 +284,9 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	removeHTTP := a.channel.Handle(channel.HTTP, func(c *channel.Conn) { a.servePeerGateway(ctx, c) })
 	defer removeHTTP()
 	start("the control port", func() error { return a.channel.Serve(ctx, control) })
+	start("clients", func() error {
+		return clients.Serve(a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient}))
+	})
 	start("the API socket", func() error { return local.Serve(api) })
 	start("discovery", func() error { return a.finder.Run(ctx) })
 	start("membership", func() error { defer close(said); return a.member.Run(ctx) })
@@ -299,7 +313,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	case <-gone:
 		err = fault.Newf(fault.Internal, "start it again: `tbcluster up`", "the root half is gone")
 	case q := <-a.leaving:
-		leave = q.undo
+		leave, a.renewed = q.undo, q.renew
 	}
 	if err == nil {
 		err = context.Cause(ctx)
@@ -317,6 +331,7 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	go func() {
 		// Streams of watchers end only with their clients: they are cut off.
 		local.Stop()
+		clients.Stop()
 		peers.Stop()
 		a.tracker.Close()
 		a.gateway.Close()

@@ -31,6 +31,9 @@ type rule struct {
 	// remote is the least role of a node on which somebody asks; none means
 	// that the call is not taken from other nodes.
 	remote v1.Role
+	// client is the least role of a client over the network; none means that it
+	// is not served to clients.
+	client v1.Role
 }
 
 const none = v1.Role_ROLE_UNSPECIFIED
@@ -38,54 +41,56 @@ const none = v1.Role_ROLE_UNSPECIFIED
 // rules has a row for every call that is served, public or between agents. A
 // call without one is refused, and a test fails for it.
 var rules = map[string]rule{
-	"/tbcluster.v1.ClusterService/GetState": {read, none},
-	"/tbcluster.v1.ClusterService/Watch":    {read, none},
-	"/tbcluster.v1.NodeService/Ping":        {read, none},
-	"/tbcluster.v1.NodeService/Forget":      {change, none},
-	"/tbcluster.v1.NodeService/Rename":      {change, v1.Role_ROLE_ADMIN},
-	"/tbcluster.v1.NodeService/Shutdown":    {change, none},
-	"/tbcluster.v1.NodeService/Logs":        {read, none},
-	"/tbcluster.v1.NodeService/Changes":     {read, none},
-	"/tbcluster.v1.LinkService/Rescan":      {read, none},
-	"/tbcluster.v1.LinkService/Bench":       {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.v1.PairingService/Open":     {change, none},
-	"/tbcluster.v1.PairingService/Join":     {change, none},
-	"/tbcluster.v1.PairingService/List":     {read, none},
-	"/tbcluster.v1.PairingService/Revoke":   {change, none},
-	"/tbcluster.v1.PairingService/Map":      {change, none},
-	"/tbcluster.v1.ModelService/Add":        {change, none},
-	"/tbcluster.v1.ModelService/Remove":     {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.v1.ModelService/Scan":       {read, v1.Role_ROLE_VIEWER},
-	"/tbcluster.v1.TransferService/Start":   {change, none},
-	"/tbcluster.v1.TransferService/Get":     {read, none},
-	"/tbcluster.v1.TransferService/List":    {read, none},
-	"/tbcluster.v1.TransferService/Watch":   {read, none},
-	"/tbcluster.v1.TransferService/Cancel":  {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.v1.TransferService/Pause":   {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.v1.TransferService/Resume":  {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.v1.InstanceService/Plan":    {read, none},
-	"/tbcluster.v1.InstanceService/Place":   {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.v1.InstanceService/Get":     {read, none},
-	"/tbcluster.v1.InstanceService/List":    {read, none},
-	"/tbcluster.v1.InstanceService/Watch":   {read, none},
-	"/tbcluster.v1.InstanceService/Stop":    {change, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.ClusterService/GetState":    {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.ClusterService/Watch":       {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.NodeService/Ping":           {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.NodeService/Forget":         {change, none, v1.Role_ROLE_ADMIN},
+	"/tbcluster.v1.NodeService/Rename":         {change, v1.Role_ROLE_ADMIN, v1.Role_ROLE_ADMIN},
+	"/tbcluster.v1.NodeService/Shutdown":       {change, none, v1.Role_ROLE_ADMIN},
+	"/tbcluster.v1.NodeService/Logs":           {read, none, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.NodeService/Changes":        {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.LinkService/Rescan":         {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.LinkService/Bench":          {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.PairingService/Open":        {change, none, v1.Role_ROLE_ADMIN},
+	"/tbcluster.v1.PairingService/Join":        {change, none, none},
+	"/tbcluster.v1.PairingService/List":        {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.PairingService/Revoke":      {change, none, v1.Role_ROLE_ADMIN},
+	"/tbcluster.v1.PairingService/Map":         {change, none, none},
+	"/tbcluster.v1.PairingService/AddClient":   {change, none, none},
+	"/tbcluster.v1.PairingService/NewIdentity": {change, none, none},
+	"/tbcluster.v1.ModelService/Add":           {change, none, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.ModelService/Remove":        {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.ModelService/Scan":          {read, v1.Role_ROLE_VIEWER, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.TransferService/Start":      {change, none, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.TransferService/Get":        {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.TransferService/List":       {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.TransferService/Watch":      {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.TransferService/Cancel":     {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.TransferService/Pause":      {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.TransferService/Resume":     {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.InstanceService/Plan":       {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.InstanceService/Place":      {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.InstanceService/Get":        {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.InstanceService/List":       {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.InstanceService/Watch":      {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.v1.InstanceService/Stop":       {change, v1.Role_ROLE_OPERATOR, v1.Role_ROLE_OPERATOR},
 	// An engine may log what people ask of it.
-	"/tbcluster.v1.InstanceService/Logs":            {change, none},
-	"/tbcluster.v1.DoctorService/Check":             {read, v1.Role_ROLE_VIEWER},
-	"/grpc.health.v1.Health/Check":                  {read, none},
-	"/grpc.health.v1.Health/List":                   {read, none},
-	"/grpc.health.v1.Health/Watch":                  {read, none},
-	reflectionV1:                                    {read, none},
-	reflectionV1Alpha:                               {read, none},
-	"/tbcluster.peer.v1.PeerService/Sync":           {change, v1.Role_ROLE_VIEWER},
-	"/tbcluster.peer.v1.PeerService/ProposeAddress": {change, v1.Role_ROLE_VIEWER},
-	"/tbcluster.peer.v1.PeerService/Worker":         {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.peer.v1.PeerService/Rank":           {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.peer.v1.PeerService/RankEvents":     {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.peer.v1.PeerService/Forward":        {change, v1.Role_ROLE_VIEWER}, // and the row of what is forwarded
-	"/tbcluster.peer.v1.PeerService/Logs":           {change, v1.Role_ROLE_OPERATOR},
-	"/tbcluster.peer.v1.PeerService/Echo":           {change, v1.Role_ROLE_VIEWER},
-	"/tbcluster.peer.v1.PeerService/BenchLink":      {change, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.InstanceService/Logs":            {change, none, v1.Role_ROLE_OPERATOR},
+	"/tbcluster.v1.DoctorService/Check":             {read, v1.Role_ROLE_VIEWER, v1.Role_ROLE_VIEWER},
+	"/grpc.health.v1.Health/Check":                  {read, none, v1.Role_ROLE_VIEWER},
+	"/grpc.health.v1.Health/List":                   {read, none, v1.Role_ROLE_VIEWER},
+	"/grpc.health.v1.Health/Watch":                  {read, none, v1.Role_ROLE_VIEWER},
+	reflectionV1:                                    {read, none, v1.Role_ROLE_VIEWER},
+	reflectionV1Alpha:                               {read, none, v1.Role_ROLE_VIEWER},
+	"/tbcluster.peer.v1.PeerService/Sync":           {change, v1.Role_ROLE_VIEWER, none},
+	"/tbcluster.peer.v1.PeerService/ProposeAddress": {change, v1.Role_ROLE_VIEWER, none},
+	"/tbcluster.peer.v1.PeerService/Worker":         {change, v1.Role_ROLE_OPERATOR, none},
+	"/tbcluster.peer.v1.PeerService/Rank":           {change, v1.Role_ROLE_OPERATOR, none},
+	"/tbcluster.peer.v1.PeerService/RankEvents":     {change, v1.Role_ROLE_OPERATOR, none},
+	"/tbcluster.peer.v1.PeerService/Forward":        {change, v1.Role_ROLE_VIEWER, none}, // and the row of what is forwarded
+	"/tbcluster.peer.v1.PeerService/Logs":           {change, v1.Role_ROLE_OPERATOR, none},
+	"/tbcluster.peer.v1.PeerService/Echo":           {change, v1.Role_ROLE_VIEWER, none},
+	"/tbcluster.peer.v1.PeerService/BenchLink":      {change, v1.Role_ROLE_OPERATOR, none},
 }
 
 const (
@@ -103,6 +108,8 @@ type caller struct {
 	role v1.Role
 	// local is the connection of a local person; nil for a remote one.
 	local *localConn
+	// client says that it is a client of this node that asks.
+	client bool
 }
 
 type callerKey struct{}
@@ -170,7 +177,7 @@ type unixCredentials struct {
 func (u unixCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, nil, fault.Newf(fault.Denied, "", "not a Unix socket")
+		return nil, nil, fault.Newf(fault.Denied, "", "what was passed on is no Unix socket")
 	}
 	f, err := uc.File()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 func TestEveryFileHasOneOwner(t *testing.T) {
 	owner := map[string]string{}
 	for _, f := range []struct{ name, of string }{
-		{identity.KeyFile, "the key"}, {identity.TrustFile, "trust"}, {member.StateFile, "membership"},
+		{identity.KeyFile, "the key"}, {identity.APIFile, "the certificate for clients"}, {identity.TrustFile, "trust"}, {member.StateFile, "membership"},
 		{discover.MemoryFile, "discovery"}, {linkMemory, "link addresses"}, {transfersMemory, "transfers"},
 		{modelsMemory, "models"}, {"agent.log", "the log"}, {"lock", "the lock"},
 	} {

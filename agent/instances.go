@@ -37,6 +37,13 @@ func Adapters(dirs []string) []spec.Adapter {
 
 // askerUser is an asker as other nodes are told of him.
 func (a *Agent) askerUser(who host.Asker) *peerv1.User {
+	u, ok, err := a.clientUser(context.Background(), who)
+	switch {
+	case err != nil:
+		a.log.Warn("look up as whom a client acts", "client", who.Name, "error", err)
+	case ok:
+		return &peerv1.User{Uid: u.UID, Name: u.Name}
+	}
 	return &peerv1.User{Uid: who.UID, Name: who.Name}
 }
 
@@ -306,6 +313,10 @@ func (a *Agent) openInstances() (*instances, error) {
 	if r.local == nil {
 		return nil, err
 	}
+	if fault.Is(err, fault.StateTooNew) {
+		r.local.Close()
+		return nil, err
+	}
 	if err != nil {
 		// Records that cannot be read do not keep the others from being adopted.
 		log.Error("read the records of ranks", "error", err)
@@ -316,6 +327,11 @@ func (a *Agent) openInstances() (*instances, error) {
 		Change: func(supervise.Instance) { a.poke() }, Removed: func(string) { a.poke() }, Log: log,
 	})
 	if r.manager == nil {
+		r.local.Close()
+		return nil, err
+	}
+	if fault.Is(err, fault.StateTooNew) {
+		r.manager.Close()
 		r.local.Close()
 		return nil, err
 	}
@@ -591,7 +607,7 @@ func (r *instances) stopAllHere(ctx context.Context) ([]string, error) {
 		_, changed := r.a.board.get()
 		select {
 		case <-ctx.Done():
-			return nil, fault.Newf(fault.Timeout, "ask again, or `tbcluster down --leave`", "still ending: %s", strings.Join(r.runningHere(), ", "))
+			return nil, fault.Newf(fault.Timeout, "ask again, or `tbcluster down --leave`", "what was asked to end is still ending: %s", strings.Join(r.runningHere(), ", "))
 		case <-changed:
 		case <-time.After(time.Second):
 		}

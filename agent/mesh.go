@@ -222,12 +222,20 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	slow := time.NewTicker(2 * time.Second) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
+	news := true
+	var last time.Time // the whole picture
 	for {
-		a.reconcile(ctx)
+		begin := time.Now()
+		if news || begin.Sub(last) > pictureEvery || a.ownNews(ctx) {
+			a.reconcile(ctx)
+			last = begin
+		}
+		took := time.Since(begin)
 		for _, w := range waiters {
 			close(w)
 		}
 		waiters = waiters[:0]
+		news = true
 		select {
 		case <-ctx.Done():
 			return
@@ -237,15 +245,30 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case <-members:
 		case <-found:
 		case <-slow.C:
+			news = false
 		}
-		// What changes together is seen together.
+		// What changes together is seen together, and among many nodes, where
+		// something always changes, the picture is not all that this does.
+		wait := max(gather, min(gatherShare*took, gatherMost)-time.Since(begin))
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(15 * time.Millisecond):
+		case <-time.After(wait):
 		}
 	}
 }
+
+const (
+	// gather is how long a change waits for others; gatherShare times what the
+	// last picture took is the least between the beginnings of two, up to
+	// gatherMost.
+	gather      = 15 * time.Millisecond
+	gatherShare = 6
+	gatherMost  = 150 * time.Millisecond
+	// pictureEvery is how often the picture is made anew though nothing told of a
+	// change.
+	pictureEvery = 30 * time.Second
+)
 
 func (a *Agent) reconcile(ctx context.Context) {
 	views := a.member.Snapshot()
@@ -327,6 +350,9 @@ func (a *Agent) noteMet(views []member.NodeView) {
 		if v.State != member.Up {
 			continue
 		}
+		if a.adjacent(v.Via) {
+			a.finder.Reached(v.ID)
+		}
 		for _, w := range a.channel.Ways(v.ID) {
 			// Where the other side made the connection its port is another.
 			if w.Kind == channel.LAN && strings.HasSuffix(v.Via, w.Addr.String()) {
@@ -334,6 +360,34 @@ func (a *Agent) noteMet(views []member.NodeView) {
 			}
 		}
 	}
+}
+
+// adjacent reports whether a connection ("interface address:port") goes to a
+// machine on a network of this one, without a router between.
+func (a *Agent) adjacent(via string) bool {
+	_, addr, ok := strings.Cut(via, " ")
+	if !ok {
+		addr = via
+	}
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return false
+	}
+	far := at.Addr().Unmap().WithZone("")
+	if far.IsLinkLocalUnicast() {
+		return true
+	}
+	for _, i := range a.facts.Load().net.Interfaces {
+		if i.Loopback || !i.Up {
+			continue
+		}
+		for _, p := range i.Addresses {
+			if p.Contains(far) && !p.IsSingleIP() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // meetEvery is how often peers of the configuration are tried that nobody has

@@ -26,6 +26,7 @@ import (
 	"tbcluster/doctor"
 	"tbcluster/host"
 	"tbcluster/host/frame"
+	"tbcluster/host/schema"
 	"tbcluster/host/sock"
 	"tbcluster/instance/catalogue"
 	"tbcluster/instance/spec"
@@ -83,19 +84,28 @@ func (a *Agent) openModels(ctx context.Context) (*models, error) {
 	// Known before the first scan: other nodes serve nobody of a node that does
 	// not say who paired there.
 	m.askUser(ctx)
-	data, err := os.ReadFile(m.path)
+	var err error
+	m.added, err = readAdded(m.path)
+	return m, err
+}
+
+// readAdded reads the list of models that were added by hand.
+func readAdded(path string) ([]string, error) {
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return m, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, fault.New(fault.FileIO, "read the list of added models", err, "make it readable for the agent").At(m.path)
+		return nil, fault.New(fault.FileIO, "read the list of added models", err, "make it readable for the agent").At(path)
+	}
+	if err := schema.Check(data, modelsSchema, path); err != nil {
+		return nil, err
 	}
 	var f modelsFile
 	if err := json.Unmarshal(data, &f); err != nil {
-		return nil, fault.New(fault.FileIO, "read the list of added models", err, "remove the file and add them again").At(m.path)
+		return nil, fault.New(fault.FileIO, "read the list of added models", err, "remove the file and add them again").At(path)
 	}
-	m.added = f.Added
-	return m, nil
+	return f.Added, nil
 }
 
 // rescan has the loop look again soon.
@@ -137,7 +147,8 @@ func (m *models) worker(ctx context.Context) (*catalogue.Client, root.User, erro
 	who := host.Asker{Node: a.id()}
 	conn, user, err := a.root.Worker(ctx, who, true)
 	if err != nil {
-		if !fault.Is(err, fault.UserUnmapped) {
+		// Nobody has paired, or it was root and nothing runs as root here.
+		if !fault.Is(err, fault.UserUnmapped) && !fault.Is(err, fault.Denied) {
 			return nil, user, err
 		}
 		c, err := a.ownWorker()

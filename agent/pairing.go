@@ -31,7 +31,7 @@ var fromRole = map[v1.Role]identity.Role{
 }
 
 func memberView(m identity.Member) *v1.Member {
-	out := &v1.Member{NodeId: string(m.ID), Name: m.Name, Role: roles[m.Role], IntroducedBy: string(m.IntroducedBy), Revoked: m.Revoked}
+	out := &v1.Member{NodeId: string(m.ID), Name: m.Name, Role: roles[m.Role], IntroducedBy: string(m.IntroducedBy), Revoked: m.Revoked, Client: m.Client}
 	if !m.IntroducedAt.IsZero() {
 		out.IntroducedAt = timestamppb.New(m.IntroducedAt)
 	}
@@ -52,6 +52,9 @@ func (s *pairingServer) Open(q *v1.OpenRequest, out grpc.ServerStreamingServer[v
 	var lifetime time.Duration
 	if q.Lifetime != nil {
 		lifetime = q.Lifetime.AsDuration()
+	}
+	if err := s.a.needDefaultUser(ctx); err != nil {
+		return err
 	}
 	inv, err := s.a.pairer.Open(ctx, role, lifetime)
 	if err != nil {
@@ -109,6 +112,19 @@ func (a *Agent) setDefaultUser(ctx context.Context, user string) error {
 	return nil
 }
 
+// needDefaultUser refuses a client where nobody has said as whom people of other
+// nodes act here: only a person of this machine can.
+func (a *Agent) needDefaultUser(ctx context.Context) error {
+	if callerOf(ctx).local != nil {
+		return nil
+	}
+	have, err := a.root.Mappings(ctx)
+	if err != nil || slices.ContainsFunc(have, func(m root.Mapping) bool { return m.Node == "*" }) {
+		return err
+	}
+	return fault.Newf(fault.Denied, "pair the first node on "+a.name()+" itself: tbcluster pair", "nobody has paired on %s yet, so that nobody knows as whom people of other nodes act there", a.name())
+}
+
 // joinEvery is how often Join looks for the inviting node, and joinFor how
 // long.
 const (
@@ -131,6 +147,16 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 		return nil, err
 	}
 	m, err := s.a.pairer.Join(ctx, q.Code, candidates)
+	for begun := time.Now(); notReached(err) && q.Address == "" && time.Since(begun) < joinFor && ctx.Err() == nil; {
+		// Nothing was said yet, so no try is lost.
+		select {
+		case <-ctx.Done():
+		case <-time.After(joinAgain):
+		}
+		if candidates, err = s.a.inviters(ctx, number, q.Address); err == nil {
+			m, err = s.a.pairer.Join(ctx, q.Code, candidates)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -144,6 +170,17 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 		out.Members = append(out.Members, memberView(m))
 	}
 	return out, nil
+}
+
+// joinAgain is how soon Join tries again where the way is not ready.
+const joinAgain = 500 * time.Millisecond
+
+// notReached reports whether nobody could be reached, though somebody announces
+// the code: for a second or two after a cable was plugged in, the system still
+// looks whether its link-local address is free.
+func notReached(err error) bool {
+	f := fault.As(err)
+	return f != nil && f.Reason == fault.NodeDown && f.Meta["stage"] == pair.StageConnect
 }
 
 // inviters lists where the node that shows code number n may be, waiting a
@@ -197,7 +234,7 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 // List says who is in the cluster and who let whom in.
 func (s *pairingServer) List(context.Context, *v1.PairingServiceListRequest) (*v1.PairingServiceListResponse, error) {
 	out := &v1.PairingServiceListResponse{}
-	for _, m := range s.a.store.Members() {
+	for _, m := range append(s.a.store.Members(), s.a.store.Clients()...) {
 		out.Members = append(out.Members, memberView(m))
 	}
 	slices.SortStableFunc(out.Members, func(a, b *v1.Member) int {
@@ -213,8 +250,8 @@ func (s *pairingServer) List(context.Context, *v1.PairingServiceListRequest) (*v
 }
 
 // Revoke puts a node out for good.
-func (s *pairingServer) Revoke(_ context.Context, q *v1.RevokeRequest) (*v1.RevokeResponse, error) {
-	id, err := s.a.memberNamed(q.Node)
+func (s *pairingServer) Revoke(ctx context.Context, q *v1.RevokeRequest) (*v1.RevokeResponse, error) {
+	id, err := s.a.memberOrClient(q.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -224,10 +261,13 @@ func (s *pairingServer) Revoke(_ context.Context, q *v1.RevokeRequest) (*v1.Revo
 	}
 	out := &v1.RevokeResponse{}
 	for _, m := range revoked {
-		if !q.ValidateOnly {
+		if !q.ValidateOnly && !m.Client {
 			s.a.address.Forget(string(m.ID))
 		}
 		out.Revoked = append(out.Revoked, memberView(m))
+	}
+	if !q.ValidateOnly {
+		s.unmapClients(ctx, revoked)
 	}
 	for _, m := range stay {
 		out.Introduced = append(out.Introduced, memberView(m))
@@ -248,6 +288,36 @@ func (a *Agent) memberNamed(name string) (identity.NodeID, error) {
 	}
 	_, err := a.findNode(name)
 	return "", err
+}
+
+// memberOrClient is memberNamed that also finds clients, those first that were not
+// put out.
+func (a *Agent) memberOrClient(name string) (identity.NodeID, error) {
+	var fit, gone []identity.NodeID
+	for _, m := range a.store.Clients() {
+		switch {
+		case m.Name != name && string(m.ID) != name:
+		case m.Revoked:
+			gone = append(gone, m.ID)
+		default:
+			fit = append(fit, m.ID)
+		}
+	}
+	id, err := a.memberNamed(name)
+	switch {
+	case err == nil && len(fit) == 0:
+		return id, nil
+	case err != nil && len(fit) == 1:
+		return fit[0], nil
+	case err != nil && len(fit) == 0 && len(gone) > 0:
+		return gone[0], nil
+	case err != nil && len(fit) == 0:
+		return "", err
+	}
+	if err == nil {
+		fit = append(fit, id)
+	}
+	return "", fault.Newf(fault.NodeAmbiguous, "name it by its ID; `tbcluster pair --list` shows them", "%d nodes or clients are called %q", len(fit), name).With("node", name)
 }
 
 // Map says as whom a person of another node acts here.
@@ -274,6 +344,9 @@ func (s *pairingServer) Map(ctx context.Context, q *v1.MapRequest) (*v1.MapRespo
 	}
 	out := &v1.MapResponse{}
 	for _, m := range list {
+		if slices.ContainsFunc(s.a.store.Clients(), func(c identity.Member) bool { return string(c.ID) == m.Node }) {
+			continue // `pair --list` shows them
+		}
 		if m.Node == "*" {
 			out.Mappings = append(out.Mappings, "*/*="+m.Local)
 			continue

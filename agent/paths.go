@@ -56,8 +56,8 @@ func DefaultPaths(uid int, getenv func(string) string) Paths {
 	return p
 }
 
-// schema is the version of everything in the state directory.
-const schema = 1
+// stateSchema is the version of everything in the state directory.
+const stateSchema = 1
 
 // CheckSchema makes the state directory if there is none and refuses one that a
 // newer program wrote.
@@ -68,7 +68,7 @@ func CheckSchema(dir string) error {
 	path := filepath.Join(dir, "schema")
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := renameio.WriteFile(path, fmt.Appendf(nil, "%d\n", schema), 0o644); err != nil {
+		if err := renameio.WriteFile(path, fmt.Appendf(nil, "%d\n", stateSchema), 0o644); err != nil {
 			return fault.New(fault.FileIO, "write the state directory", err, "make it writable, or free some space").At(path)
 		}
 		return nil
@@ -78,11 +78,11 @@ func CheckSchema(dir string) error {
 	}
 	var have int
 	if err := json.Unmarshal(data, &have); err != nil {
-		return fault.New(fault.FileIO, "read the schema number", err, "restore it: it was "+strconv.Itoa(schema)+" when this program wrote it").At(path)
+		return fault.New(fault.FileIO, "read the schema number", err, "restore it: it was "+strconv.Itoa(stateSchema)+" when this program wrote it").At(path)
 	}
-	if have > schema {
+	if have > stateSchema {
 		return fault.Newf(fault.StateTooNew, "install the newer version again, or move the directory away and pair anew",
-			"the state on disk is of schema %d, this program knows up to %d", have, schema).At(dir)
+			"the state on disk is of schema %d, this program knows up to %d", have, stateSchema).At(dir)
 	}
 	return nil
 }

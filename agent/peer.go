@@ -236,7 +236,7 @@ func (s *peerServer) Forward(ctx context.Context, q *peerv1.ForwardRequest) (*pe
 	}
 	ctx = withCaller(ctx, c)
 	for _, f := range s.a.forwardable() {
-		if f.method == q.Method {
+		if feature := methodFeatures[q.Method]; f.method == q.Method && (feature == "" || has(feature)) {
 			out, err := f.call(ctx, q.Request)
 			return &peerv1.ForwardResponse{Response: out}, err
 		}
@@ -284,6 +284,9 @@ func (a *Agent) forwardable() []forwarded {
 
 // ask hands one call on to the node that must answer it.
 func (a *Agent) ask(ctx context.Context, node, method string, q, r proto.Message) error {
+	if err := a.canAnswer(node, method); err != nil {
+		return err
+	}
 	raw, err := proto.Marshal(q)
 	if err != nil {
 		return err
@@ -333,6 +336,12 @@ func endOfStream(f, err error) error {
 // askingUser is who asks, as this agent read it from its own socket.
 func (a *Agent) askingUser(ctx context.Context) (*peerv1.User, error) {
 	c := callerOf(ctx)
+	if c.client && c.role < v1.Role_ROLE_OPERATOR {
+		return &peerv1.User{}, nil // who only looks is nobody
+	}
+	if u, ok, err := a.clientUser(ctx, c.asker); ok || err != nil {
+		return &peerv1.User{Uid: u.UID, Name: u.Name}, err
+	}
 	if c.local == nil {
 		return &peerv1.User{Uid: c.asker.UID, Name: c.asker.Name}, nil
 	}

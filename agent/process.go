@@ -27,6 +27,8 @@ import (
 	"tbcluster/host/sock"
 	"tbcluster/linux"
 	"tbcluster/linux/systemd"
+	"tbcluster/mesh/identity"
+	"tbcluster/mesh/member"
 )
 
 // Process is what the command `tbcluster agent` says of the process to run.
@@ -137,14 +139,36 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 		}
 		opt.Root = root.Local(s)
 	}
-	a, err := New(ctx, opt)
-	if err != nil {
-		return err
+	for {
+		a, err := New(ctx, opt)
+		if err != nil {
+			return err
+		}
+		leave, err := a.Run(ctx)
+		if leave {
+			return errors.Join(err, opt.Root.Leave(context.WithoutCancel(ctx)))
+		}
+		if err != nil || !a.renewed {
+			return err
+		}
+		if err := renew(p.Paths, time.Now()); err != nil {
+			return err
+		}
+		if p.RootHalf > 0 {
+			return nil // the root half starts the next one
+		}
 	}
-	leave, err := a.Run(ctx)
-	if leave {
-		err = errors.Join(err, opt.Root.Leave(context.WithoutCancel(ctx)))
+}
+
+// renew moves aside what makes this machine the node that it is.
+func renew(p Paths, now time.Time) error {
+	for _, name := range []string{member.StateFile, linkMemory, transfersMemory} {
+		// What others said of themselves, and what was agreed with them.
+		if err := os.Remove(p.Own(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fault.New(fault.FileIO, "leave the cluster", err, "make it writable").At(p.Own(name))
+		}
 	}
+	_, err := identity.Renew(p.Own(), now)
 	return err
 }
 

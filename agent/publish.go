@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -37,10 +38,10 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 	n := &v1.Node{
 		Id: a.id(), Name: self.Name, State: v1.NodeState_NODE_STATE_UP, Os: m.OS, OsVersion: m.OSVersion, Arch: m.Arch,
 		Version: a.opt.Version, CpuCount: uint32(m.CPUs), BootId: m.BootID, Privileged: a.opt.Privileged,
-		Memory:      &v1.Memory{TotalBytes: m.Memory.Total, AvailableBytes: m.Memory.Available / memoryStep * memoryStep},
+		Memory:      &v1.Memory{TotalBytes: m.Memory.Total, AvailableBytes: a.steadyBytes("memory", m.Memory.Available)},
 		StartedAt:   timestamppb.New(a.started),
 		Incarnation: a.member.Incarnation(),
-		Engines:     a.models.engines(), DiskFreeBytes: a.models.diskFree() / memoryStep * memoryStep,
+		Engines:     a.models.engines(), DiskFreeBytes: a.steadyBytes("disk", a.models.diskFree()),
 	}
 	if g := a.gatewayAddr.Load(); g != nil {
 		n.GatewayAddress = *g
@@ -51,7 +52,7 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 	if b, err := a.ranks.local.Budget(ctx); err != nil {
 		a.log.Warn("tell what engines may take", "error", err)
 	} else {
-		n.Memory.BudgetBytes = b / memoryStep * memoryStep
+		n.Memory.BudgetBytes = a.steadyBytes("budget", b)
 	}
 	if na := a.address.NodeAddress(); na.IsValid() {
 		n.NodeAddress = na.String()
@@ -63,30 +64,68 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 	return s
 }
 
-// publish tells the other nodes what is new of this one, and puts it among
-// what is known.
-func (a *Agent) publish(ctx context.Context, known map[string]nodeSections) {
-	var s nodeSections
+// ownSections describes this node as it is now, in messages and encoded.
+func (a *Agent) ownSections(ctx context.Context) (s nodeSections, encoded map[string][]byte) {
 	s.node = a.ownNode(ctx)
 	s.links = &peerv1.LinksSection{Links: a.settle(a.tracker.Reports()), Claims: a.address.Claims(), Forwards: a.address.Forwards()}
 	s.models = &peerv1.ModelsSection{Models: a.models.own(), Specs: a.models.specs()}
 	s.instances = &peerv1.InstancesSection{Instances: a.ranks.views()}
 	s.transfers = &peerv1.TransfersSection{Transfers: a.moves.views()}
 	s.findings = &peerv1.FindingsSection{Findings: a.models.findings()}
+	encoded = map[string][]byte{}
 	for name, m := range map[string]proto.Message{
 		sectionNode: s.node, sectionLinks: s.links, sectionModels: s.models,
 		sectionInstances: s.instances, sectionTransfers: s.transfers, sectionFindings: s.findings,
 	} {
 		data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-		if err == nil {
-			err = a.member.Publish(name, data)
-		}
 		if err != nil {
+			a.log.Error("publish own state", "section", name, "error", err)
+			continue
+		}
+		encoded[name] = data
+	}
+	return s, encoded
+}
+
+// ownNews reports whether this node is other than it was published last.
+func (a *Agent) ownNews(ctx context.Context) bool {
+	_, encoded := a.ownSections(ctx)
+	return !maps.EqualFunc(encoded, a.published, bytes.Equal)
+}
+
+// publish tells the other nodes what is new of this one, and puts it among
+// what is known.
+func (a *Agent) publish(ctx context.Context, known map[string]nodeSections) {
+	s, encoded := a.ownSections(ctx)
+	for name, data := range encoded {
+		if err := a.member.Publish(name, data); err != nil {
 			a.log.Error("publish own state", "section", name, "error", err)
 		}
 	}
+	a.published = encoded
 	known[a.id()] = s
 	a.known.Store(&known)
+}
+
+// steady is a number of bytes that is published: a new one takes its place when
+// it differs by a thirty-second part, or by a step after a while.
+type steady struct {
+	value uint64
+	at    time.Time
+}
+
+// steadyFor is how long small changes of a number are no news.
+const steadyFor = 30 * time.Second
+
+func (a *Agent) steadyBytes(what string, now uint64) uint64 {
+	now = now / memoryStep * memoryStep
+	was, ok := a.steadies[what]
+	differs := max(now, was.value) - min(now, was.value)
+	if ok && (differs == 0 || differs < max(was.value/32, memoryStep+1) && time.Since(was.at) < steadyFor) {
+		return was.value
+	}
+	a.steadies[what] = steady{now, time.Now()}
+	return now
 }
 
 // settle keeps what changes all the time from being news all the time: round

@@ -39,10 +39,13 @@ func PeerUID(f *os.File) (uint32, error) {
 
 // newLocalServer serves the API to this machine's people.
 func (a *Agent) newLocalServer() *grpc.Server {
-	s := grpc.NewServer(
-		grpc.Creds(unixCredentials{PeerUID}),
-		grpc.UnaryInterceptor(a.localUnary), grpc.StreamInterceptor(a.localStream),
-		grpc.MaxRecvMsgSize(maxLocalMessage), grpc.MaxSendMsgSize(maxLocalMessage))
+	return a.newAPIServer(grpc.Creds(unixCredentials{PeerUID}), grpc.MaxRecvMsgSize(maxLocalMessage),
+		grpc.UnaryInterceptor(a.localUnary), grpc.StreamInterceptor(a.localStream))
+}
+
+// newAPIServer serves the API to whom the options let in.
+func (a *Agent) newAPIServer(opts ...grpc.ServerOption) *grpc.Server {
+	s := grpc.NewServer(append(opts, grpc.MaxSendMsgSize(maxLocalMessage))...)
 	v1.RegisterClusterServiceServer(s, &clusterServer{a: a})
 	v1.RegisterNodeServiceServer(s, &nodeServer{a: a})
 	v1.RegisterLinkServiceServer(s, &linkServer{a: a})
@@ -386,18 +389,11 @@ func (s *nodeServer) Logs(q *v1.NodeServiceLogsRequest, out grpc.ServerStreaming
 // Shutdown undoes what was changed and ends the agent and its root half.
 func (s *nodeServer) Shutdown(ctx context.Context, q *v1.ShutdownRequest) (*v1.ShutdownResponse, error) {
 	a := s.a
-	running := a.ranks.runningHere()
 	moving := a.moves.active()
-	if (q.Mode == v1.ShutdownMode_SHUTDOWN_MODE_UNSPECIFIED || q.Mode == v1.ShutdownMode_SHUTDOWN_MODE_REFUSE) && len(running)+len(moving) > 0 {
-		var names []string
-		for _, i := range running {
-			names = append(names, "instance "+i)
+	if q.Mode == v1.ShutdownMode_SHUTDOWN_MODE_UNSPECIFIED || q.Mode == v1.ShutdownMode_SHUTDOWN_MODE_REFUSE {
+		if err := a.idle("`tbcluster down --stop` stops them first, `--leave` leaves them running"); err != nil {
+			return nil, err
 		}
-		for _, t := range moving {
-			names = append(names, "transfer "+t.Id)
-		}
-		return nil, fault.Newf(fault.StillRunning, "`tbcluster down --stop` stops them first, `--leave` leaves them running",
-			"still running: %s", strings.Join(names, ", ")).With("running", strings.Join(names, ","))
 	}
 	out := &v1.ShutdownResponse{}
 	if q.Mode == v1.ShutdownMode_SHUTDOWN_MODE_STOP {
@@ -434,14 +430,33 @@ func (s *nodeServer) Shutdown(ctx context.Context, q *v1.ShutdownRequest) (*v1.S
 	if a.opt.RootPID > 0 {
 		out.Pids = append(out.Pids, uint32(a.opt.RootPID))
 	}
-	// The answer goes out before the end comes.
+	a.leaveSoon(leaveRequest{undo: true})
+	return out, nil
+}
+
+// idle refuses while something of this node runs; fix says what to do about it.
+func (a *Agent) idle(fix string) error {
+	var names []string
+	for _, i := range a.ranks.runningHere() {
+		names = append(names, "instance "+i)
+	}
+	for _, t := range a.moves.active() {
+		names = append(names, "transfer "+t.Id)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fault.Newf(fault.StillRunning, fix, "something is still running: %s", strings.Join(names, ", ")).With("running", strings.Join(names, ","))
+}
+
+// leaveSoon ends Run once the answer to who asked for it is out.
+func (a *Agent) leaveSoon(q leaveRequest) {
 	time.AfterFunc(100*time.Millisecond, func() {
 		select {
-		case a.leaving <- leaveRequest{undo: true}:
+		case a.leaving <- q:
 		default:
 		}
 	})
-	return out, nil
 }
 
 // linkServer acts on links.
@@ -473,6 +488,10 @@ func (a *Agent) localUser(ctx context.Context, named string) (string, error) {
 		return named, nil
 	}
 	c := callerOf(ctx)
+	if c.local == nil {
+		u, _, err := a.clientUser(ctx, c.asker)
+		return u.Name, err
+	}
 	u, _, err := c.local.who(ctx, a.root)
 	if err != nil {
 		return "", err

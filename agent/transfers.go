@@ -20,6 +20,7 @@ import (
 
 	"tbcluster/api/fault"
 	v1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/host/schema"
 	"tbcluster/transfer"
 )
 
@@ -60,6 +61,14 @@ func ended(s v1.TransferState) bool {
 	return s == v1.TransferState_TRANSFER_STATE_DONE || s == v1.TransferState_TRANSFER_STATE_FAILED || s == v1.TransferState_TRANSFER_STATE_CANCELLED
 }
 
+// transfersFile is the content of the file of transfers.
+type transfersFile struct {
+	Schema    int               `json:"schema"`
+	Transfers []json.RawMessage `json:"transfers"`
+}
+
+const transfersSchema = 1
+
 func openTransfers(path string, now func() time.Time, changed func()) (*transfers, error) {
 	m := &transfers{path: path, now: now, changed: changed, list: map[string]*running{}}
 	data, err := os.ReadFile(path)
@@ -69,7 +78,10 @@ func openTransfers(path string, now func() time.Time, changed func()) (*transfer
 	if err != nil {
 		return nil, fault.New(fault.FileIO, "read the list of transfers", err, "make it readable for the agent").At(path)
 	}
-	var file struct{ Transfers []json.RawMessage }
+	if err := schema.Check(data, transfersSchema, path); err != nil {
+		return nil, err
+	}
+	var file transfersFile
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, fault.New(fault.FileIO, "read the list of transfers", err, "remove the file: no data is in it").At(path)
 	}
@@ -92,7 +104,7 @@ func openTransfers(path string, now func() time.Time, changed func()) (*transfer
 
 // save writes the list; mu is held or nobody else knows m yet.
 func (m *transfers) save() error {
-	var file struct{ Transfers []json.RawMessage }
+	file := transfersFile{Schema: transfersSchema}
 	for _, r := range m.list {
 		if r.dry {
 			continue

@@ -148,7 +148,7 @@ var provocations = map[string]struct {
 	"engine-missing":    {func(f *Facts) { f.Engines[1].Available = false }, []string{"tbcluster engine install llamacpp", "vllm: not found"}},
 	"clock-skew":        {func(f *Facts) { f.ClockOffsets["bbb"] = -90 * time.Second }, []string{"beta is 1m30s behind that of alpha"}},
 	"version-mismatch":  {func(f *Facts) { f.Version = "0.0.9" }, []string{"0.0.9", "Install 0.1.0 on alpha"}},
-	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"cannot announce", "no route to host", "peers"}},
+	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"multicast does not work", "no route to host", "peers"}},
 	"data-on-lan":       {func(f *Facts) { f.DataInterface["bbb"] = "eth0" }, []string{"beta over eth0"}},
 }
 

@@ -54,6 +54,12 @@ func TestAttack(t *testing.T) {
 		{"a machine that has not paired", stranger},
 		{"a user who is no owner", noOwner},
 		{"an owner who is not root", otherOwner},
+		{"an agent that was taken over", evilRoot},
+		{"a program with a bundle", withBundle},
+		{"500 slow connections", slowConnections},
+		// From here on gamma takes part.
+		{"a flood of forged answers", forgedFlood},
+		{"a node that was put out", revokedNode},
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.run(c.in(t), model) })
 	}
@@ -327,9 +333,19 @@ func noOwner(c *cluster, model string) {
 	out, _ := c.as("mallory", "place", model)
 	c.says(out, "mallory", "alpha", "owners", "config.toml")
 	s := c.until("alpha", "a state", func(*v1.ClusterState) bool { return true })
-	if len(s.Transfers) != 0 || len(s.Instances) != 1 || !ready("two")(s) || node(s, "beta") == nil || len(s.Models) != 1 {
+	if len(s.Transfers) != 0 || len(s.Instances) != 1 || stopped(instance(s, "two")) || node(s, "beta") == nil || len(s.Models) != 1 {
 		c.t.Errorf("something was changed all the same: %s", brief(s))
 	}
+}
+
+// stopped says whether somebody has ended an instance; a slow machine is no
+// reason to call it that.
+func stopped(i *v1.Instance) bool {
+	switch i.GetState() {
+	case v1.InstanceState_INSTANCE_STATE_READY, v1.InstanceState_INSTANCE_STATE_DEGRADED:
+		return false
+	}
+	return true
 }
 
 // otherOwner: an owner copies what he himself may read to where he himself may

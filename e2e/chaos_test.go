@@ -19,11 +19,8 @@ import (
 	"tbcluster/lab"
 )
 
-// chaosFor is how long TestChaos does harm.
-const chaosFor = 3 * time.Minute
-
-// chaosSteps is how many steps of harm there are between two looks.
-const chaosSteps = 15
+// lookEvery is how many steps of harm there are between two looks.
+const lookEvery = 20
 
 // TestChaos does to a cluster at work what comes to its mind, and looks again
 // and again whether what every node shows is what is. TBCLUSTER_SEED repeats a
@@ -32,7 +29,44 @@ func TestChaos(t *testing.T) {
 	if os.Getenv("TBCLUSTER_LONG") == "" {
 		t.Skip("takes minutes: TBCLUSTER_LONG=1")
 	}
-	seed := uint64(time.Now().UnixNano())
+	steps := 200
+	if s := os.Getenv("TBCLUSTER_STEPS"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps = n
+	}
+	m := newChaos(t, uint64(time.Now().UnixNano()))
+	for _, n := range m.names {
+		m.model = strings.TrimSuffix(m.giveModel(n), ".gguf")
+	}
+	for _, n := range m.names {
+		m.until(n, "the model", func(s *v1.ClusterState) bool { return len(s.Models) == 1 })
+	}
+	for step := 1; step <= steps; step++ {
+		m.step()
+		if step%lookEvery == 0 {
+			m.look()
+		}
+	}
+	m.end()
+}
+
+// TestAFewStepsOfChaos is the beginning of such a run, always the same one, on a
+// cluster without models.
+func TestAFewStepsOfChaos(t *testing.T) {
+	t.Parallel()
+	m := newChaos(t, 460)
+	for range lookEvery {
+		m.step()
+	}
+	m.look()
+	m.end()
+}
+
+// newChaos makes a cluster of three with something to copy.
+func newChaos(t *testing.T, seed uint64) *chaos {
 	if s := os.Getenv("TBCLUSTER_SEED"); s != "" {
 		var err error
 		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
@@ -40,22 +74,15 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	t.Logf("TBCLUSTER_SEED=%d", seed)
-	c := newCluster(t, lab.Options{Nodes: 3})
+	c := newCluster(t, lab.Options{Nodes: 3, Boot: rememberingBoot()})
 	m := &chaos{cluster: c, rnd: rand.New(rand.NewPCG(seed, 0)), begin: time.Now()}
 	for _, n := range c.names {
-		m.model = strings.TrimSuffix(c.giveModel(n), ".gguf")
 		c.run(n, "sh", "-c", "mkdir -p src dst; head -c 8000000 /dev/urandom > src/"+n+"; sync")
 	}
 	for _, n := range c.names {
-		c.until(n, "links and the model", func(s *v1.ClusterState) bool { return links(s, proven) == 3 && len(s.Models) == 1 })
+		c.until(n, "links", func(s *v1.ClusterState) bool { return links(s, proven) == 3 })
 	}
-	for round := 0; round == 0 || time.Since(m.begin) < chaosFor; round++ {
-		for range chaosSteps {
-			m.step()
-		}
-		m.look()
-	}
-	m.end()
+	return m
 }
 
 // chaos is a cluster that is done harm to.
@@ -97,11 +124,25 @@ var harms = []harm{
 	{"resume", 3, func(m *chaos, ctx context.Context, n string, _ [2]string) error { return m.start(ctx, n) }},
 	{"cut LAN", 1, func(m *chaos, ctx context.Context, n string, _ [2]string) error { return m.lab.CutLAN(ctx, n) }},
 	{"mend LAN", 3, func(m *chaos, ctx context.Context, n string, _ [2]string) error { return m.lab.MendLAN(ctx, n) }},
+	{"part", 2, func(m *chaos, ctx context.Context, n string, _ [2]string) error {
+		// One is alone: the LAN falls apart, and so do its cables.
+		err := m.lab.Part(ctx, []string{n})
+		for _, o := range m.names {
+			if o != n && err == nil {
+				err = m.lab.Cut(ctx, n, o, lab.CutOptions{})
+			}
+		}
+		return err
+	}},
+	{"heal", 3, func(m *chaos, ctx context.Context, _ string, _ [2]string) error { return m.lab.Part(ctx) }},
 	{"copy", 4, func(m *chaos, _ context.Context, n string, p [2]string) error {
 		m.command(n, "tbcluster", "cp", "--bwlimit", "4M", p[0]+":src/"+p[0], p[1]+":dst/")
 		return nil
 	}},
 	{"place", 2, func(m *chaos, _ context.Context, n string, _ [2]string) error {
+		if m.model == "" {
+			return nil
+		}
 		m.command(n, "tbcluster", "place", m.model, "--node", n, "--name", "on-"+n)
 		return nil
 	}},
@@ -209,7 +250,7 @@ func (m *chaos) look() {
 func truth(s lab.Status) string {
 	var b strings.Builder
 	for _, n := range s.Nodes {
-		fmt.Fprintf(&b, "%s %s, agent %s, LAN cut %t; ", n.Name, n.State, n.Agent, n.LANCut)
+		fmt.Fprintf(&b, "%s %s, agent %s, LAN cut %t, side %d; ", n.Name, n.State, n.Agent, n.LANCut, n.LANSide)
 	}
 	for _, c := range s.Cables {
 		fmt.Fprintf(&b, "%s:%s %s; ", c.A.Node, c.B.Node, c.State)
@@ -233,7 +274,7 @@ func (m *chaos) wrong(s lab.Status, viewer string, st *v1.ClusterState) string {
 	reaches := func(a, b string) bool {
 		x, okA := runs[a]
 		y, okB := runs[b]
-		return okA && okB && (a == b || !x.LANCut && !y.LANCut || plugged(a, b))
+		return okA && okB && (a == b || !x.LANCut && !y.LANCut && x.LANSide == y.LANSide || plugged(a, b))
 	}
 	for _, n := range s.Nodes {
 		got := node(st, n.Name).GetState()
@@ -288,6 +329,7 @@ func (m *chaos) end() {
 		m.must(m.start(ctx, n))
 		m.must(m.lab.MendLAN(ctx, n))
 	}
+	m.must(m.lab.Part(ctx))
 	for _, c := range m.status().Cables {
 		m.must(m.lab.Mend(ctx, c.A.Node, c.B.Node, lab.MendOptions{}))
 	}
@@ -307,10 +349,9 @@ func (m *chaos) end() {
 	}
 	m.noEngines()
 	for _, n := range m.names {
-		for _, look := range []string{"ip -o addr | grep -w inet | grep -v 'eth0\\|127.0.0.1'", "ip route show table all | grep '10\\.77\\.'", "nft list tables", "pidof tbcluster"} {
-			if out, _ := m.tryRun(n, "sh", "-c", look); strings.TrimSpace(out) != "" {
-				m.t.Errorf("left on %s by %q:\n%s", n, look, out)
-			}
+		m.asBefore(n)
+		if left := m.processes(n, "tbcluster agent", "tbcluster worker"); len(left) > 0 {
+			m.t.Errorf("%s: still running: %v", n, left)
 		}
 	}
 }

@@ -57,8 +57,8 @@ func many(t *testing.T, n int) {
 	t.Logf("%d nodes: paired, and every link proven for all, after %v", n, time.Since(begin).Round(time.Millisecond))
 
 	// What a start leaves to do ends: browses are few again, collectors have run.
-	c.run("alpha", "sleep", "60")
-	const over = 60 * time.Second
+	c.run("alpha", "sleep", "30")
+	const over = 40 * time.Second
 	before := c.costs()
 	from := time.Now()
 	c.run("alpha", "sleep", strconv.Itoa(int(over.Seconds())))

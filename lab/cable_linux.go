@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -16,7 +17,9 @@ import (
 // cable joins ports of two nodes.
 type cable struct {
 	planned
-	state State // Plugged, Silent, Cut: what a person did to it
+	state State // Plugged, Silent, Half, Cut: what a person did to it
+	// blind is the end that does not see a cable that is Half.
+	blind int
 	// laid is set while its interfaces exist: both nodes are on, and it is not cut.
 	laid bool
 	// hushed is set while something drops what arrives over it.
@@ -67,8 +70,18 @@ func (k *keeper) eachCable(req request, do func(*cable) error) error {
 	return nil
 }
 
-// cut pulls a cable, or makes it silent.
-func (k *keeper) cut(c *cable, silent bool) error {
+// cut pulls a cable, or makes it silent, or hides it from one of its ends.
+func (k *keeper) cut(c *cable, silent bool, hide string) error {
+	if hide != "" {
+		if c.state != Plugged {
+			return fault.Newf(fault.Usage, "mend it first", "a cable that is %s cannot be seen by one end", c.state)
+		}
+		c.state, c.blind = Half, 0
+		if k.nodes[c.node[1]].name == hide {
+			c.blind = 1
+		}
+		return k.hide(c)
+	}
 	if !silent {
 		err := k.unlay(c)
 		c.state = Cut
@@ -77,22 +90,92 @@ func (k *keeper) cut(c *cable, silent bool) error {
 	if c.state == Cut {
 		return fault.Newf(fault.Usage, "mend it first", "a cable that is cut has nothing to be silent about")
 	}
+	if c.state == Half {
+		return fault.Newf(fault.Usage, "mend it first", "a cable that one end does not see carries nothing already")
+	}
 	c.state = Silent
 	return k.silence(c)
 }
 
+// hide takes a cable from the sight of an end: what the driver shows of it is
+// gone there, and the interface at the other has no carrier.
+func (k *keeper) hide(c *cable) error {
+	if !c.laid {
+		return nil
+	}
+	n := k.ends(c)[c.blind]
+	err := n.tree.unplug(c.port[c.blind], c.names[c.blind], k.uevent(n))
+	if err == nil {
+		var l netlink.Link
+		if l, err = n.boot.nl.LinkByName(c.names[c.blind]); err == nil {
+			err = n.boot.nl.LinkSetDown(l)
+		}
+	}
+	if err != nil {
+		return failed("hide the cable from "+n.name, err, "try again")
+	}
+	return nil
+}
+
+// move plugs the ends of a cable into the first ports that are free.
+func (k *keeper) move(c *cable) error {
+	to := c.port
+	for end, n := range k.ends(c) {
+		taken := map[port]bool{}
+		for _, o := range k.cables {
+			for i := range o.node {
+				if o.node[i] == c.node[end] {
+					taken[o.port[i].upstream()] = true
+				}
+			}
+		}
+		for _, f := range n.tree.others {
+			for i := range len(n.tree.uuids) * portsPerDomain {
+				if filepath.Base(f.dir) == nthPort(i).String() {
+					taken[nthPort(i)] = true
+				}
+			}
+		}
+		free := false
+		for i := range len(n.tree.uuids) * portsPerDomain {
+			if p := nthPort(i); !taken[p] {
+				to[end], free = p, true
+				break
+			}
+		}
+		if !free {
+			return fault.Newf(fault.Usage, "make the lab with fewer cables", "%s has no other port", n.name)
+		}
+	}
+	if err := k.unlay(c); err != nil {
+		return err
+	}
+	c.port = to
+	return nil
+}
+
 // mend plugs a cable in again, or ends its silence. With rename its interfaces
 // get names that no interface of their nodes had since they booted.
-func (k *keeper) mend(c *cable, rename bool) error {
+func (k *keeper) mend(c *cable, rename, move bool) error {
 	was := c.state
+	if move {
+		if err := k.move(c); err != nil {
+			return err
+		}
+	}
 	c.state = Plugged
+	if was == Half {
+		if err := k.unlay(c); err != nil {
+			return err
+		}
+	}
 	if rename {
 		if err := k.unlay(c); err != nil {
 			return err
 		}
 		return k.layAs(c, true)
 	}
-	if was == Silent {
+	if was == Silent && c.laid {
 		return k.unsilence(c)
 	}
 	return k.lay(c)
@@ -125,8 +208,11 @@ func (k *keeper) layAs(c *cable, fresh bool) error {
 		return failed(what, err, "try again")
 	}
 	c.laid = true
-	if c.state == Silent {
+	switch c.state {
+	case Silent:
 		return k.silence(c)
+	case Half:
+		return k.hide(c)
 	}
 	return nil
 }
@@ -135,8 +221,12 @@ func (k *keeper) layAs(c *cable, fresh bool) error {
 func (k *keeper) plugIn(c *cable, end int) error {
 	n := k.ends(c)
 	me, far := n[end], n[1-end]
+	uuid := far.tree.uuids[c.port[1-end].domain]
+	if k.rec.Options.has(Swapped) && me.index%2 == 1 {
+		uuid = swapWords(uuid)
+	}
 	return me.tree.plug(c.port[end], peer{
-		uuid: far.tree.uuids[c.port[1-end].domain],
+		uuid: uuid,
 		name: far.name,
 	}, c.names[end], k.uevent(me))
 }

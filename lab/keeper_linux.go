@@ -21,11 +21,11 @@ import (
 
 // keeper holds a lab together: the disks, the LAN, the cables, the inits.
 type keeper struct {
-	dir    string
-	rec    record
-	reaper *reaper
-	nl     *netlink.Handle // of the LAN's network namespace, which is its own
-	bridge int             // index of the LAN's bridge
+	dir     string
+	rec     record
+	reaper  *reaper
+	nl      *netlink.Handle // of the LAN's network namespace, which is its own
+	bridges map[int]int     // indexes of the LAN's bridges, by side
 
 	// mu is held for the whole of an operation: they are short, and what one
 	// does to a node or cable must not meet another.
@@ -215,9 +215,9 @@ func (k *keeper) do(req request) (reply, error) {
 		k.killAll()
 		os.Exit(0)
 	case opCut:
-		return reply{}, k.eachCable(req, func(c *cable) error { return k.cut(c, req.Silent) })
+		return reply{}, k.eachCable(req, func(c *cable) error { return k.cut(c, req.Silent, hidden(req)) })
 	case opMend:
-		return reply{}, k.eachCable(req, func(c *cable) error { return k.mend(c, req.Rename) })
+		return reply{}, k.eachCable(req, func(c *cable) error { return k.mend(c, req.Rename, req.Move) })
 	}
 	n, err := k.find(req.Node)
 	if err != nil {
@@ -234,12 +234,22 @@ func (k *keeper) do(req request) (reply, error) {
 		opKill: k.kill, opStart: k.start, opPause: k.pause, opResume: k.resume,
 		opCutLAN:  func(n *node, _ bool) error { return k.setLAN(n, false) },
 		opMendLAN: func(n *node, _ bool) error { return k.setLAN(n, true) },
+		opSide:    func(n *node, _ bool) error { return k.setSide(n, req.Side) },
+		opMulti:   func(n *node, _ bool) error { return k.setMulticast(n, Multicast(req.How)) },
 	}
 	op, ok := ops[req.Op]
 	if !ok {
 		return reply{}, fault.Newf(fault.Unsupported, "use the tbcluster that made the lab, or make it anew", "the lab's keeper knows no %q", req.Op)
 	}
 	return reply{}, op(n, req.Agent)
+}
+
+// hidden is the node that is to see a cable no more; "" if both do.
+func hidden(req request) string {
+	if req.Half {
+		return req.Other
+	}
+	return ""
 }
 
 // find returns the node of that name.

@@ -356,13 +356,13 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 
 // Cut pulls cables between two nodes, or makes them silent.
 func (l *Lab) Cut(ctx context.Context, a, b string, o CutOptions) error {
-	_, err := l.ask(ctx, request{Op: opCut, Node: a, Other: b, Cable: o.Cable, Silent: o.Silent})
+	_, err := l.ask(ctx, request{Op: opCut, Node: a, Other: b, Cable: o.Cable, Silent: o.Silent, Half: o.Half})
 	return err
 }
 
 // Mend plugs cables in again, or ends their silence.
 func (l *Lab) Mend(ctx context.Context, a, b string, o MendOptions) error {
-	_, err := l.ask(ctx, request{Op: opMend, Node: a, Other: b, Cable: o.Cable, Rename: o.Rename})
+	_, err := l.ask(ctx, request{Op: opMend, Node: a, Other: b, Cable: o.Cable, Rename: o.Rename, Move: o.Move})
 	return err
 }
 
@@ -404,6 +404,44 @@ func (l *Lab) CutLAN(ctx context.Context, node string) error {
 func (l *Lab) MendLAN(ctx context.Context, node string) error {
 	_, err := l.ask(ctx, request{Op: opMendLAN, Node: node})
 	return err
+}
+
+// SetMulticast blocks multicast on a node, on all of its interfaces; "" lets it
+// through again.
+func (l *Lab) SetMulticast(ctx context.Context, node string, how Multicast) error {
+	_, err := l.ask(ctx, request{Op: opMulti, Node: node, How: string(how)})
+	return err
+}
+
+// Part lets the LAN fall into parts: nodes of different groups do not reach each
+// other by it, whoever is in no group is with the LAN's host. Without groups it
+// is one LAN again. Cables are left as they are.
+func (l *Lab) Part(ctx context.Context, groups ...[]string) error {
+	s, err := l.Status(ctx)
+	if err != nil {
+		return err
+	}
+	side := map[string]int{}
+	for i, g := range groups {
+		for _, n := range g {
+			if !slices.ContainsFunc(s.Nodes, func(x NodeStatus) bool { return x.Name == n }) {
+				return fault.Newf(fault.NodeUnknown, "`tbcluster lab status` lists the nodes", "the lab %s has no node %q", l.name, n)
+			}
+			if _, twice := side[n]; twice {
+				return fault.Newf(fault.Usage, "name each node once", "%s cannot be in two parts of the LAN", n)
+			}
+			side[n] = i + 1
+		}
+	}
+	for _, n := range s.Nodes {
+		if n.LANSide == side[n.Name] {
+			continue
+		}
+		if _, err := l.ask(ctx, request{Op: opSide, Node: n.Name, Side: side[n.Name]}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // machineID is the machine ID of a node: 32 hexadecimal digits.

@@ -599,6 +599,37 @@ func TestTheLANPlugIsPulled(t *testing.T) {
 	}
 }
 
+func TestTheLANFallsIntoParts(t *testing.T) {
+	t.Parallel()
+	l := upLab(t, Options{Nodes: 3, Topology: Chain})
+	ctx := t.Context()
+	background(t, l, "alpha", "serve", ":7000")
+	reach := func(node, want, patience string) {
+		t.Helper()
+		if got := probe(t, l, node, "dial", "172.31.77.10:7000", "eth0", patience); got != want {
+			t.Errorf("from %s: %s, want %s", node, got, want)
+		}
+	}
+	reach("beta", "answer", "10s")
+	if err := l.Part(ctx, []string{"alpha", "gamma"}, []string{"beta"}); err != nil {
+		t.Fatal(err)
+	}
+	reach("beta", "no answer", "300ms")
+	reach("gamma", "answer", "10s")
+	if s := status(t, l); s.Nodes[0].LANSide != 1 || s.Nodes[1].LANSide != 2 || s.Nodes[2].LANSide != 1 {
+		t.Errorf("the status does not tell: %+v", s.Nodes)
+	}
+	for _, wrong := range [][]string{{"alpha", "alpha"}, {"omega"}} {
+		if err := l.Part(ctx, wrong); err == nil {
+			t.Errorf("parts of %v", wrong)
+		}
+	}
+	if err := l.Part(ctx); err != nil {
+		t.Fatal(err)
+	}
+	reach("beta", "answer", "10s")
+}
+
 func TestTheDiskIsAsLargeAsAskedFor(t *testing.T) {
 	t.Parallel()
 	l := upLab(t, Options{Nodes: 1, Disk: 8 << 20})

@@ -58,6 +58,12 @@ func (*Lab) CutLAN(context.Context, string) error { return unsupported() }
 // MendLAN returns fault.Unsupported.
 func (*Lab) MendLAN(context.Context, string) error { return unsupported() }
 
+// Part returns fault.Unsupported.
+func (*Lab) Part(context.Context, ...[]string) error { return unsupported() }
+
+// SetMulticast returns fault.Unsupported.
+func (*Lab) SetMulticast(context.Context, string, Multicast) error { return unsupported() }
+
 // Exec returns fault.Unsupported.
 func (*Lab) Exec(context.Context, string, ExecOptions) (int, error) { return 0, unsupported() }
 

@@ -6,8 +6,12 @@ import (
 	"log"
 	"net"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"tbcluster/api/fault"
 )
 
 // lanInterface is the LAN interface of every node.
@@ -20,20 +24,54 @@ func (k *keeper) makeLAN() error {
 	if k.nl, err = netlink.NewHandle(); err != nil {
 		return err
 	}
+	k.bridges = map[int]int{}
+	_, err = k.bridge(0)
+	return err
+}
+
+// bridge returns the index of the bridge of one side of the LAN, which is made
+// if there is none. Side 0 is the whole LAN, until it falls into parts.
+func (k *keeper) bridge(side int) (int, error) {
+	if index, ok := k.bridges[side]; ok {
+		return index, nil
+	}
 	// Without a querier on the LAN, snooping would let multicast die out.
 	snooping := false
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "lan"
+	attrs.Name = fmt.Sprintf("lan%d", side)
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
 	if err := k.nl.LinkAdd(bridge); err != nil {
-		return fmt.Errorf("make a bridge: %w", err)
+		return 0, fmt.Errorf("make a bridge: %w", err)
 	}
-	link, err := k.nl.LinkByName("lan")
+	link, err := k.nl.LinkByName(attrs.Name)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	k.bridge = link.Attrs().Index
-	return k.nl.LinkSetUp(link)
+	k.bridges[side] = link.Attrs().Index
+	return link.Attrs().Index, k.nl.LinkSetUp(link)
+}
+
+// setSide puts a node on one side of the LAN: those on other sides are not
+// reached from there.
+func (k *keeper) setSide(n *node, side int) error {
+	if side < 0 || side >= MaxNodes {
+		return fault.Newf(fault.Usage, fmt.Sprintf("choose 0 to %d", MaxNodes-1), "the LAN has no side %d", side)
+	}
+	n.side = side
+	if n.boot == nil {
+		return nil
+	}
+	bridge, err := k.bridge(side)
+	if err == nil {
+		var port netlink.Link
+		if port, err = k.nl.LinkByName(n.lanPort()); err == nil {
+			err = k.nl.LinkSetMasterByIndex(port, bridge)
+		}
+	}
+	if err != nil {
+		return failed("put "+n.name+" on another side of the LAN", err, "try again")
+	}
+	return nil
 }
 
 // lanPort is the name of a node's port at the bridge; names have 15 bytes.
@@ -50,7 +88,11 @@ func (k *keeper) joinLAN(n *node) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = n.lanPort()
-	attrs.MasterIndex = k.bridge
+	bridge, err := k.bridge(n.side)
+	if err != nil {
+		return err
+	}
+	attrs.MasterIndex = bridge
 	mac := n.lanMAC()
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = lanInterface
@@ -82,7 +124,71 @@ func (k *keeper) joinLAN(n *node) error {
 	if err := n.boot.nl.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: multicast, Scope: netlink.SCOPE_LINK}); err != nil {
 		return fmt.Errorf("route multicast: %w", err)
 	}
+	if err := k.setMulticast(n, n.multicast); err != nil {
+		return err
+	}
 	return k.setLAN(n, !n.lanCut)
+}
+
+// multicastTable is what blocks multicast, in a node's own packet filter, for
+// all of its interfaces.
+const multicastTable = "lab_multicast"
+
+// setMulticast blocks multicast on a node, or lets it through again. Only UDP is
+// meant: without neighbour discovery there would be no IPv6.
+func (k *keeper) setMulticast(n *node, how Multicast) error {
+	if how != "" && how != MulticastLost && how != MulticastRefused {
+		return fault.Newf(fault.Usage, "choose lost or refused", "multicast cannot be %q", how)
+	}
+	n.multicast = how
+	if n.boot == nil {
+		return nil
+	}
+	conn, err := nftables.New(nftables.WithNetNSFd(int(n.boot.ns)))
+	if err != nil {
+		return failed("change the packet filter of "+n.name, err, "use a kernel with nf_tables")
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: multicastTable}
+	// Added first, so that deleting one that is not there is no error.
+	conn.AddTable(table)
+	conn.DelTable(table)
+	if how != "" {
+		conn.AddTable(table)
+		hooks := []*nftables.ChainHook{nftables.ChainHookInput}
+		if how == MulticastRefused {
+			hooks = append(hooks, nftables.ChainHookOutput)
+		}
+		for i, hook := range hooks {
+			chain := conn.AddChain(&nftables.Chain{
+				Name: []string{"arriving", "leaving"}[i], Table: table, Type: nftables.ChainTypeFilter,
+				Hooknum: hook, Priority: nftables.ChainPriorityRef(-1000),
+			})
+			dropMulticast(conn, table, chain)
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return failed("change the packet filter of "+n.name, err, "use a kernel with nf_tables")
+	}
+	return nil
+}
+
+// dropMulticast drops UDP to 224.0.0.0/4 and ff00::/8.
+func dropMulticast(conn *nftables.Conn, table *nftables.Table, chain *nftables.Chain) {
+	for _, f := range []struct{ family, offset, mask, value byte }{
+		{unix.NFPROTO_IPV4, 16, 0xf0, 0xe0},
+		{unix.NFPROTO_IPV6, 24, 0xff, 0xff},
+	} {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{f.family}},
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: uint32(f.offset), Len: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{f.mask}, Xor: []byte{0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{f.value}},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+	}
 }
 
 // lanMAC is the hardware address of a node's LAN interface.

@@ -38,8 +38,11 @@ type node struct {
 	dir    string
 	tree   *tree // its sysfs
 	lanCut bool
-	boot   *boot // nil while the node is off
-	exit   string
+	// multicast is what becomes of it: "" or how it is blocked.
+	multicast Multicast
+	side      int   // of the LAN
+	boot      *boot // nil while the node is off
+	exit      string
 	// lastNumber is the highest N that an interface thunderboltN had.
 	lastNumber int
 }
@@ -85,14 +88,17 @@ func (k *keeper) makeNode(index int, name string, cables []planned) (*node, erro
 		}
 	}
 	count := 0
+	var others []foreign
 	if name != LANHost {
-		count = domains(cables, index)
+		var more int
+		others, more = foreigners(k.rec.Options, cables, index)
+		count = domains(cables, index) + more
 	}
 	var uuids []string
 	for d := range count {
 		uuids = append(uuids, deriveUUID(k.rec.Seed, "domain", name, d))
 	}
-	n.tree = newTree(n.path("sys"), uuids)
+	n.tree = newTree(n.path("sys"), uuids, others...)
 	return n, nil
 }
 
@@ -388,7 +394,7 @@ func (k *keeper) gone(n *node) {
 
 func (k *keeper) nodeStatus(n *node) NodeStatus {
 	s := NodeStatus{
-		Name: n.name, State: Off, Agent: Stopped, AgentExit: n.exit, LANCut: n.lanCut,
+		Name: n.name, State: Off, Agent: Stopped, AgentExit: n.exit, LANCut: n.lanCut, LANSide: n.side, Multicast: n.multicast,
 		MachineID: machineID(k.rec.Seed, n.name), Address: n.lanAddress().String(),
 		Socket: filepath.Join(n.dir, "run", agentSocket),
 		Memory: k.rec.Options.Memory, Disk: k.rec.Options.Disk,

@@ -75,10 +75,37 @@ type Options struct {
 	Config map[string]any `json:"config,omitempty"`
 	// Binds are directories and files of the host that the nodes see, read-only.
 	Binds []Bind `json:"binds,omitempty"`
+	// Quirks are what makes a desk harder to see through.
+	Quirks []Quirk `json:"quirks,omitempty"`
 	// Engines is the directory of the host that nodes see, read-only, as
 	// /opt/tbcluster/engines, if it exists. Default: the user's cache.
 	Engines string `json:"engines,omitempty"`
 }
+
+// Quirk is one way in which a desk is harder to see through than four cables
+// between four machines.
+type Quirk string
+
+// The quirks.
+const (
+	// Hub puts hubs on the first node's ports: the others are behind them, three
+	// to a hub.
+	Hub Quirk = "hub"
+	// Devices puts a dock and a disk, which nobody has authorised, on further
+	// ports of each node, and retimers.
+	Devices Quirk = "devices"
+	// Crossed lets the second node of each pair have the pair's cables in the
+	// opposite order: ports with one UUID are not joined as they are numbered.
+	Crossed Quirk = "crossed"
+	// Swapped lets every second node write UUIDs of others as some systems may: in
+	// capitals, with the bytes of each word reversed.
+	Swapped Quirk = "swapped"
+)
+
+// Quirks lists them for help texts.
+var Quirks = []Quirk{Hub, Devices, Crossed, Swapped}
+
+func (o Options) has(q Quirk) bool { return slices.Contains(o.Quirks, q) }
 
 // Bind shows a directory or file of the host in every node, read-only.
 type Bind struct {
@@ -139,6 +166,11 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Cables < 1 || o.Cables > MaxCables {
 		return usage(fmt.Sprintf("choose 1 to %d", MaxCables), "two nodes cannot be joined by %d cables", o.Cables)
+	}
+	for _, q := range o.Quirks {
+		if !slices.Contains(Quirks, q) {
+			return usage("choose hub, devices, crossed or swapped", "no quirk is called %q", q)
+		}
 	}
 	if o.Rate != "" {
 		if _, err := ParseRate(o.Rate); err != nil {

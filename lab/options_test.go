@@ -134,3 +134,42 @@ func FuzzParseSize(f *testing.F) {
 		}
 	})
 }
+
+func TestQuirksChangePortsAndDevices(t *testing.T) {
+	ports := func(o Options) (string, []planned) {
+		o, err := o.complete()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		cables := plan(o)
+		for _, c := range cables {
+			got = append(got, c.port[0].String()+":"+c.port[1].String())
+		}
+		return strings.Join(got, " "), cables
+	}
+	if got, _ := ports(Options{Nodes: 5, Quirks: []Quirk{Hub}}); !strings.HasPrefix(got, "0-301:0-1 0-501:0-1 0-701:0-1 0-303:0-1 0-3:0-3 ") {
+		t.Errorf("behind hubs: %s", got)
+	}
+	if got, _ := ports(Options{Nodes: 2, Cables: 2, Quirks: []Quirk{Crossed}}); got != "0-1:0-3 0-3:0-1" {
+		t.Errorf("crossed: %s", got)
+	}
+	o, _ := Options{Nodes: 3, Quirks: []Quirk{Hub, Devices}}.complete()
+	cables := plan(o)
+	for node, want := range [][]string{{"0-1", "1-1", "1-3", "1-0:1.1"}, {"1-1", "1-3", "1-0:1.1"}, {"1-1", "1-3", "1-0:1.1"}} {
+		list, more := foreigners(o, cables, node)
+		var got []string
+		for _, f := range list {
+			got = append(got, f.dir[strings.LastIndex(f.dir, "/")+1:])
+		}
+		if more != 1 || fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("node %d: %v and %d domains, want %v", node, got, more, want)
+		}
+	}
+	if _, err := (Options{Quirks: []Quirk{"haunted"}}).complete(); !fault.Is(err, fault.Usage) {
+		t.Errorf("a quirk that is none: %v", err)
+	}
+	if got := swapWords("c0de0001-0203-8405-8607-08090a0b0c0d"); got != "0100DEC0-0584-0302-0908-07860D0C0B0A" {
+		t.Errorf("swapped: %s", got)
+	}
+}

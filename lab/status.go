@@ -13,6 +13,7 @@ const (
 	Plugged State = "plugged" // cable
 	Cut     State = "cut"     // cable
 	Silent  State = "silent"  // cable: plugged, and drops every frame
+	Half    State = "half"    // cable: seen by one of its ends only
 )
 
 // Status is what a lab is at one moment.
@@ -43,10 +44,14 @@ type NodeStatus struct {
 	MachineID string `json:"machine_id"`
 	Address   string `json:"lan_address"`
 	LANCut    bool   `json:"lan_cut"`
-	Socket    string `json:"socket"`
-	Memory    uint64 `json:"memory_bytes"`
-	Disk      uint64 `json:"disk_bytes"`
-	DiskUsed  uint64 `json:"disk_used_bytes"`
+	// LANSide is the part of the LAN that it is on, where that fell apart.
+	LANSide int `json:"lan_side,omitempty"`
+	// Multicast is "" where it works.
+	Multicast Multicast `json:"multicast,omitempty"`
+	Socket    string    `json:"socket"`
+	Memory    uint64    `json:"memory_bytes"`
+	Disk      uint64    `json:"disk_bytes"`
+	DiskUsed  uint64    `json:"disk_used_bytes"`
 }
 
 // CableStatus is a cable at one moment.
@@ -55,7 +60,7 @@ type CableStatus struct {
 	Index int      `json:"index"`
 	A     CableEnd `json:"a"`
 	B     CableEnd `json:"b"`
-	State State    `json:"state"` // Plugged, Silent, Cut
+	State State    `json:"state"` // Plugged, Silent, Half, Cut
 	Rate  string   `json:"rate,omitempty"`
 }
 
@@ -74,7 +79,21 @@ type CutOptions struct {
 	Cable int
 	// Silent leaves carrier and XDomain and drops every frame both ways.
 	Silent bool
+	// Half lets the second node that is named see it no more; the first sees the
+	// XDomain and an interface without carrier.
+	Half bool
 }
+
+// Multicast says how multicast is blocked on a node.
+type Multicast string
+
+// The ways.
+const (
+	// MulticastLost lets it be sent, and nothing arrive, as many access points do.
+	MulticastLost Multicast = "lost"
+	// MulticastRefused lets sending fail too, as a packet filter does.
+	MulticastRefused Multicast = "refused"
+)
 
 // MendOptions say what to mend, and how.
 type MendOptions struct {
@@ -83,4 +102,6 @@ type MendOptions struct {
 	// Rename gives the new interfaces names that they did not have before. A
 	// cable that is not cut is replugged for it.
 	Rename bool
+	// Move plugs both ends into other ports.
+	Move bool
 }

@@ -22,9 +22,13 @@ import (
 type tree struct {
 	root  string
 	uuids []string // of the domains
+	// others are devices that are no machines.
+	others []foreign
 }
 
-func newTree(root string, uuids []string) *tree { return &tree{root: root, uuids: uuids} }
+func newTree(root string, uuids []string, others ...foreign) *tree {
+	return &tree{root: root, uuids: uuids, others: others}
+}
 
 // peer is what a cable's far end tells of itself.
 type peer struct {
@@ -36,23 +40,6 @@ const (
 	busDevices = "bus/thunderbolt/devices"
 	classNet   = "class/net"
 )
-
-// controller is the PCI function of a domain: that of Intel's integrated ones
-// for the first two, then slots behind a bridge.
-func controller(domain int) string {
-	if domain < 2 {
-		return fmt.Sprintf("devices/pci0000:00/0000:00:0d.%d", domain+2)
-	}
-	return fmt.Sprintf("devices/pci0000:00/0000:00:%02x.0/0000:%02x:00.0", 0x10+domain, domain)
-}
-
-func domainDir(d int) string { return filepath.Join(controller(d), fmt.Sprintf("domain%d", d)) }
-
-func routerName(d int) string { return fmt.Sprintf("%d-0", d) }
-
-func routerDir(d int) string { return filepath.Join(domainDir(d), routerName(d)) }
-
-func xdomainDir(p port) string { return filepath.Join(routerDir(p.domain), p.String()) }
 
 // service is the only one that a Linux peer with thunderbolt_net announces.
 func serviceName(p port) string { return p.String() + ".0" }
@@ -148,6 +135,14 @@ func (t *tree) reset() error {
 			return err
 		}
 	}
+	for _, f := range t.others {
+		if err := t.attributes(f.dir, f.attrs, subsystem(f.dir, "bus/thunderbolt")); err != nil {
+			return err
+		}
+		if err := t.onBus(f.dir); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -211,7 +206,7 @@ func (t *tree) plug(p port, far peer, iface string, tell func(uevent)) error {
 	svc := serviceDir(p)
 	links := subsystem(svc, "bus/thunderbolt")
 	links["driver"] = relative(filepath.Join(svc, "driver"), netDriver)
-	const modalias = "tbtsvc:knetworkp00000001v00000001r00000001"
+	const modalias = "tbsvc:knetworkp00000001v00000001r00000001"
 	err = t.attributes(svc, map[string]string{
 		"key": "network", "prtcid": "1", "prtcvers": "1", "prtcrevs": "1", "prtcstns": "0x00000003",
 		"modalias": modalias, "uevent": "DEVTYPE=thunderbolt_service\nDRIVER=thunderbolt-net\nMODALIAS=" + modalias,
@@ -265,6 +260,9 @@ func (t *tree) unplug(p port, iface string, tell func(uevent)) error {
 		if s.event != nil {
 			tell(removed(s.dir, "thunderbolt", s.event...))
 		}
+	}
+	if p.hub != 0 {
+		return nil // the hub is still there
 	}
 	return writeFile(t.path(t.portFile(p)), "none\n")
 }

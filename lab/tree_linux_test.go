@@ -24,7 +24,7 @@ func oneCable(t *testing.T) *tree {
 	if err := tr.reset(); err != nil {
 		t.Fatal(err)
 	}
-	err := tr.plug(port{0, 3}, peer{uuid: "b0000000-0000-8000-8000-000000000001", name: "beta"}, "thunderbolt0", func(uevent) {})
+	err := tr.plug(port{number: 3}, peer{uuid: "b0000000-0000-8000-8000-000000000001", name: "beta"}, "thunderbolt0", func(uevent) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestTreeHasTheLinksOfSysfs(t *testing.T) {
 func TestUnplugLeavesTheTreeAsItWas(t *testing.T) {
 	tr := oneCable(t)
 	var events []string
-	if err := tr.unplug(port{0, 3}, "thunderbolt0", func(e uevent) { events = append(events, e.action+" "+filepath.Base(e.path)) }); err != nil {
+	if err := tr.unplug(port{number: 3}, "thunderbolt0", func(e uevent) { events = append(events, e.action+" "+filepath.Base(e.path)) }); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Join(events, ", "); got != "remove 0-3.0, remove 0-3" {
@@ -122,7 +122,7 @@ func TestUnplugLeavesTheTreeAsItWas(t *testing.T) {
 	if a, b := strings.Join(list(tr.root), "\n"), strings.Join(list(fresh.root), "\n"); a != b {
 		t.Errorf("after the unplug:\n%s\nbefore the plug:\n%s", a, b)
 	}
-	if err := tr.unplug(port{0, 3}, "thunderbolt0", func(uevent) { t.Error("an event of nothing") }); err != nil {
+	if err := tr.unplug(port{number: 3}, "thunderbolt0", func(uevent) { t.Error("an event of nothing") }); err != nil {
 		t.Errorf("unplug again: %v", err)
 	}
 }

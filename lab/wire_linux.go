@@ -51,7 +51,9 @@ const (
 	opPause    = "pause"
 	opResume   = "resume"
 	opCutLAN   = "cut-lan"
+	opMulti    = "multicast"
 	opMendLAN  = "mend-lan"
+	opSide     = "lan-side"
 	opShutdown = "shutdown"
 )
 
@@ -62,8 +64,12 @@ type request struct {
 	Other  string `json:"other,omitempty"` // the second node of a cable
 	Cable  int    `json:"cable,omitempty"`
 	Silent bool   `json:"silent,omitempty"`
+	Half   bool   `json:"half,omitempty"` // the second node sees it no more
+	Move   bool   `json:"move,omitempty"`
+	How    string `json:"how,omitempty"` // of multicast
 	Rename bool   `json:"rename,omitempty"`
 	Agent  bool   `json:"agent,omitempty"` // the agent alone, not the node
+	Side   int    `json:"side,omitempty"`  // of the LAN
 }
 
 // reply is the keeper's answer; on the pipe to Up too.

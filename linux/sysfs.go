@@ -2,6 +2,7 @@ package linux
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,16 +23,31 @@ func vanished(err error) bool {
 	return false
 }
 
+// maxText is how much of a file is read: an attribute of sysfs is a page at
+// most, and what /proc has for us is not much more.
+const maxText = 64 << 10
+
 // readText returns the trimmed content of a small file, "" if it is not there.
+// It is text whatever was in the file: the names of a machine at the other end of
+// a cable are what that machine says.
 func readText(path ...string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(path...))
+	b, err := readSome(filepath.Join(path...))
 	if err != nil {
 		if vanished(err) {
 			return "", nil
 		}
 		return "", err
 	}
-	return strings.TrimSpace(string(b)), nil
+	return strings.TrimSpace(strings.ToValidUTF8(string(b), "\uFFFD")), nil
+}
+
+func readSome(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxText))
 }
 
 // names returns the sorted names in a directory, none if it is not there.

@@ -52,7 +52,7 @@ func parseDevice(name string) (d device, ok bool) {
 			return d, false
 		}
 	}
-	return d, true
+	return d, d.String() == name // the kernel writes no "0-01"
 }
 
 // String returns the name.
@@ -172,7 +172,10 @@ func (t tree) read() (host.Thunderbolt, error) {
 	}
 	b := builder{tree: t, domains: map[int]*host.Domain{}, interfaces: map[device]string{}}
 	for name, d := range owned {
-		b.interfaces[d.owner()] = name
+		// The driver makes one. While it is being renamed there may be two.
+		if have := b.interfaces[d.owner()]; have == "" || name < have {
+			b.interfaces[d.owner()] = name
+		}
 	}
 	for _, name := range list {
 		if n, ok := strings.CutPrefix(name, "domain"); ok {

@@ -1,11 +1,13 @@
 package linux
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"tbcluster/host"
 )
@@ -211,6 +213,111 @@ func FuzzThunderboltAttributes(f *testing.F) {
 		for _, p := range s.read().Domains[0].Peers {
 			if p.RemoteUUID == "" || !(p.RxGbps >= 0) || !(p.CapableGbps >= 0) || p.RxLanes < 0 || p.CapableGbps > 0 && p.CapableGbps < p.RxGbps {
 				t.Errorf("impossible peer %+v", p)
+			}
+		}
+	})
+}
+
+// A machine at the other end of a cable says of itself what it likes.
+func TestNamesOfAPeerAreText(t *testing.T) {
+	s := newSysfs(t)
+	s.peer("0-1", "u")
+	s.device("0-1", map[string]string{"device_name": "ev\xffil\x1b[2J", "vendor_name": strings.Repeat("v", 2*maxText)})
+	s.device("0-3", map[string]string{"authorized": "0", "device_name": "\xc3("})
+	d := s.read().Domains[0]
+	if p := d.Peers[0]; p.Device != "ev\uFFFDil\x1b[2J" || len(p.Vendor) > maxText || d.Others[0].Name != "\uFFFD(" {
+		t.Errorf("got %q, %d bytes, %q", p.Device, len(p.Vendor), d.Others[0].Name)
+	}
+}
+
+func TestDisplaysAndDisksBesidePeersOnEveryPort(t *testing.T) {
+	// Two controllers as a desktop has them: a peer and a dock on the first, a disk
+	// nobody has allowed and a peer behind two hubs on the second, retimers on all.
+	s := newSysfs(t)
+	for d := range 2 {
+		s.device(fmt.Sprintf("domain%d", d), map[string]string{"security": "user", "iommu_dma_protection": "1"})
+		s.device(fmt.Sprintf("%d-0", d), map[string]string{"unique_id": fmt.Sprint("own", d), "generation": "4", "authorized": "1", "uevent": "DEVTYPE=thunderbolt_device"})
+		s.device(fmt.Sprintf("%d-0:1.1", d), map[string]string{"vendor": "0x1da0", "device": "0x8833", "uevent": "DEVTYPE=thunderbolt_retimer"})
+	}
+	s.peer("0-1", "beta")
+	s.device("0-3", map[string]string{"authorized": "1", "vendor_name": "DockCo", "device_name": "Dock", "unique_id": "dock", "uevent": "DEVTYPE=thunderbolt_device"})
+	s.device("1-1", map[string]string{"authorized": "1", "vendor_name": "HubCo", "device_name": "Hub", "uevent": "DEVTYPE=thunderbolt_device"})
+	s.device("1-301", map[string]string{"authorized": "1", "vendor_name": "HubCo", "device_name": "Hub", "uevent": "DEVTYPE=thunderbolt_device"})
+	s.device("1-3", map[string]string{"authorized": "0", "vendor_name": "DiskCo", "device_name": "Disk", "uevent": "DEVTYPE=thunderbolt_device"})
+	s.peer("1-50301", "gamma")
+	s.netdev("thunderbolt0", "0-1.0")
+	s.netdev("thunderbolt1", "1-50301.0")
+	var got []string
+	for _, d := range s.read().Domains {
+		for _, p := range d.Peers {
+			got = append(got, fmt.Sprintf("%s %s %d %s", p.Port, p.RemoteUUID, p.Hops, p.Interface))
+		}
+		for _, o := range d.Others {
+			got = append(got, fmt.Sprintf("%s %s %v", o.Port, o.Name, o.Authorized))
+		}
+	}
+	want := []string{"0-1 beta 1 thunderbolt0", "0-3 Dock true", "1-50301 gamma 3 thunderbolt1", "1-1 Hub true", "1-3 Disk false", "1-301 Hub true"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// FuzzTree makes a tree of what it is given: a device for each line, "NAME
+// ATTRIBUTE VALUE", where a name may be a directory, a file or a link that leads
+// anywhere.
+func FuzzTree(f *testing.F) {
+	f.Add([]byte("0-0 unique_id own\n0-0 generation 4\n0-1 unique_id far\n0-1 uevent DEVTYPE=thunderbolt_xdomain\n0-1.0 key network\n0-1.0 prtcid 1\n@thunderbolt0 0-1.0"))
+	f.Add([]byte("0-1 unique_id a\n0-1 unique_id b\n0-301 unique_id c\n@x 0-1.0\n@y 0-1.0\n@z ../../..\n0-1.4294967295 key k"))
+	f.Add([]byte("domain0 security user\ndomain0\n!domain1\n!0-0\n!0-3 x\n=0-5 0-5\n=0-7 ../0-1\n0-ffffffffffffffff unique_id u\n2147483647-1 unique_id v"))
+	f.Add([]byte("0-1 rx_speed 40.0 Gb/s\n0-1 unique_id \xff\xfe\n0-1 rx_lanes 255\n0-1 device_name \x1b[2J"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := newSysfs(t)
+		ok := func(name string) bool {
+			return name != "" && len(name) < 100 && !strings.ContainsAny(name, "/\x00") && name != "." && name != ".."
+		}
+		dir := filepath.Join(s.root, "bus/thunderbolt/devices")
+		for i, line := range strings.Split(string(data), "\n") {
+			if i == 64 {
+				break
+			}
+			name, rest, _ := strings.Cut(line, " ")
+			// That something is there already, or cannot be, is part of the game.
+			switch {
+			case strings.HasPrefix(name, "@") && ok(name[1:]): // an interface of a device
+				_ = os.MkdirAll(filepath.Join(s.root, "class/net", name[1:]), 0o755)
+				_ = os.Symlink("../../../bus/thunderbolt/devices/"+strings.ReplaceAll(rest, "\x00", ""), filepath.Join(s.root, "class/net", name[1:], "device"))
+			case strings.HasPrefix(name, "!") && ok(name[1:]): // a file where a device should be
+				_ = os.WriteFile(filepath.Join(dir, name[1:]), []byte(rest), 0o644)
+			case strings.HasPrefix(name, "=") && ok(name[1:]) && ok(rest): // a link
+				_ = os.Symlink(rest, filepath.Join(dir, name[1:]))
+			case ok(name):
+				_ = os.Mkdir(filepath.Join(dir, name), 0o755)
+				if attr, value, _ := strings.Cut(rest, " "); ok(attr) {
+					_ = os.WriteFile(filepath.Join(dir, name, attr), []byte(value), 0o644)
+				}
+			}
+		}
+		tb, err := tree{s.root}.read()
+		if err != nil {
+			return // a loop of links, an attribute that is a directory: said, and nothing else
+		}
+		if again, err := (tree{s.root}).read(); err != nil || !reflect.DeepEqual(tb, again) {
+			t.Fatalf("read twice: %+v, %+v, %v", tb, again, err)
+		}
+		ports := map[string]bool{}
+		for _, d := range tb.Domains {
+			for _, p := range d.Peers {
+				if ports[p.Port] || p.RemoteUUID == "" || p.Hops < 1 || p.Hops > 8 || p.BehindHub != (p.Hops > 1) || !(p.RxGbps >= 0 && p.TxGbps >= 0) ||
+					!utf8.ValidString(p.Device+p.Vendor+p.RemoteUUID) {
+					t.Fatalf("an impossible peer: %+v", p)
+				}
+				ports[p.Port] = true
+			}
+			for _, o := range d.Others {
+				if ports[o.Port] || !utf8.ValidString(o.Name+o.Vendor) {
+					t.Fatalf("an impossible device: %+v", o)
+				}
+				ports[o.Port] = true
 			}
 		}
 	})

@@ -1,11 +1,14 @@
 package tui
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"io"
 	"net"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -188,6 +191,15 @@ func (a *agent) Rescan(_ context.Context, r *pb.RescanRequest) (*pb.RescanRespon
 	return &pb.RescanResponse{Links: make([]*pb.Link, 3)}, a.note(r)
 }
 
+func (a *agent) Bench(_ context.Context, r *pb.BenchRequest) (*pb.BenchResponse, error) {
+	if err := a.note(r); err != nil && !r.GetEvenIfUsed() {
+		return nil, err
+	}
+	l := proto.CloneOf(a.state.GetLinks()[0])
+	l.A.NodeName = "al\x1bpha"
+	return &pb.BenchResponse{Link: l, Measurement: &pb.LinkMeasurement{AToBBytesPerSecond: 4.8e9, BToABytesPerSecond: 4.7e9, RttUs: 90}}, nil
+}
+
 func (a *agent) Open(r *pb.OpenRequest, s grpc.ServerStreamingServer[pb.OpenResponse]) error {
 	if err := a.note(r); err != nil {
 		return err
@@ -220,6 +232,10 @@ type modelService struct {
 
 func (s modelService) Scan(_ context.Context, r *pb.ScanRequest) (*pb.ScanResponse, error) {
 	return &pb.ScanResponse{Models: make([]*pb.Model, 2)}, s.a.note(r)
+}
+
+func (s modelService) Remove(_ context.Context, r *pb.RemoveRequest) (*pb.RemoveResponse, error) {
+	return &pb.RemoveResponse{}, s.a.note(r)
 }
 
 type transferService struct {
@@ -509,7 +525,7 @@ func TestPlaceAnInstanceFromTheScreen(t *testing.T) {
 	u.press("down", " ") // beta
 	u.sees("[x] beta")
 	u.sees("● beta  llamacpp")
-	u.sees("rank 0 server on beta: 286 MB of 84 GB, 30 layers")
+	u.sees("rank 0 server on beta: 286 MiB of 84 GiB, 30 layers")
 	u.sees("✕ gamma  llamacpp: needs 119 GB, gamma may use 48 GB")
 	a.answer("PlaceRequest", fault.Newf(fault.PlanStale, "look at the new plan", "place qwen-235b"))
 	u.press("enter")
@@ -587,6 +603,155 @@ func TestOtherKeysAskTheAgent(t *testing.T) {
 	}
 }
 
+func TestBenchACable(t *testing.T) {
+	a := newAgent(t, load(t, "three"))
+	u := sit(t, a, Options{})
+	u.sees("3 nodes")
+	u.press("b")
+	u.sees("b: choose a cable first, in the drawing (1) or in the list (6)")
+	u.press("6", "down", "down", "down", "b") // the first after three nodes
+	u.sees("4.8 GB/s al\\x1bpha → beta, 4.7 GB/s back, 0.09 ms")
+	if rs := requests[*pb.BenchRequest](a); len(rs) != 1 || rs[0].GetLink() != "l1" || rs[0].GetEvenIfUsed() {
+		t.Fatalf("asked to measure %v", rs)
+	}
+	// One that is used is measured only when the person says so.
+	a.answer("BenchRequest", fault.Newf(fault.StillRunning, "wait", "the cable is used").With("link", "l1"))
+	u.press("b")
+	u.sees("Measure the cable alpha 0-2 – beta 0-1 all the same?")
+	u.sees("what it leaves")
+	u.press("n", "b")
+	u.sees("Are you sure?")
+	u.press("y")
+	u.sees("4.8 GB/s")
+	rs := requests[*pb.BenchRequest](a)
+	if len(rs) != 4 || !rs[3].GetEvenIfUsed() || rs[2].GetEvenIfUsed() {
+		t.Errorf("asked to measure %v", rs)
+	}
+	// Of one that carries something now it is known without asking.
+	u.press("6", "end", "up", "up", "b")
+	u.sees("it carries 1.6 GB/s now")
+	if n := len(requests[*pb.BenchRequest](a)); n != 4 {
+		t.Errorf("it was measured without being asked: %d requests", n)
+	}
+}
+
+func TestDeleteACopyOfAModel(t *testing.T) {
+	a := newAgent(t, load(t, "three"))
+	u := sit(t, a, Options{})
+	u.sees("3 nodes")
+	u.press("4", "down", "d")
+	u.sees("Delete a copy of a model")
+	u.press("down", "enter")
+	u.sees("Delete smol on beta?")
+	u.press("n")
+	if rs := requests[*pb.RemoveRequest](a); len(rs) != 0 {
+		t.Fatalf("deleted %v", rs)
+	}
+	u.press("d", "down", "enter", "y")
+	u.sees("smol is deleted on beta")
+	if rs := requests[*pb.RemoveRequest](a); len(rs) != 1 || rs[0].GetModel() != "m2" || rs[0].GetNode() != "nbbbb" {
+		t.Errorf("deleted %v", rs)
+	}
+}
+
+func TestTheLogOnTheWholeScreen(t *testing.T) {
+	a := newAgent(t, load(t, "three"))
+	u := sit(t, a, Options{})
+	u.sees("3 nodes")
+	u.press("2", "down", "l")
+	u.sees("╭ instance smol: log ─")
+	u.sees("server is listening")
+	u.press("l")
+	u.sees("╭ instance smol ─")
+	u.press("esc")
+	u.sees("1 Cluster")
+	// In the drawing l goes to the right, L is the log of this node's agent.
+	u.press("1", "l")
+	if it := u.m.chosenItem(); it.kind != linkKind {
+		t.Errorf("l went to %v", it)
+	}
+	u.press("L")
+	u.sees("L: only an instance (2) and this node have a log")
+	u.press("h", "L")
+	u.sees("agent is up")
+}
+
+// clipboards are what a terminal was told to put into its clipboard.
+var clipboards = regexp.MustCompile(`\x1b\]52;c;([A-Za-z0-9+/=]*)(?:\x07|\x1b\\)`)
+
+func TestCopyToTheClipboard(t *testing.T) {
+	a := newAgent(t, load(t, "three"))
+	u := sit(t, a, Options{})
+	u.sees("3 nodes")
+	var out bytes.Buffer
+	env := map[string]string{"TERM": "xterm-256color"}
+	u.m.out, u.m.getenv = &out, func(k string) string { return env[k] }
+	copied := func() string {
+		t.Helper()
+		m := clipboards.FindStringSubmatch(out.String())
+		out.Reset()
+		if m == nil {
+			t.Fatal("nothing was copied")
+		}
+		b, err := base64.StdEncoding.DecodeString(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, c := range []struct {
+		keys []string
+		says string
+		want string
+	}{
+		{[]string{"1"}, "copied the ID of alpha to the clipboard", "naaaa"},
+		{[]string{"2", "down"}, "copied the name of the instance", "smol"},
+		{[]string{"3"}, "copied the destination", "gamma:/home/ada/models"},
+		{[]string{"4"}, "copied the name of the model", "qwen-235b"},
+		{[]string{"6", "end"}, "copied the ID of the cable", "l4"},
+	} {
+		u.press(c.keys...)
+		u.press("y")
+		u.sees(c.says)
+		if got := copied(); !strings.HasPrefix(got, c.want) {
+			t.Errorf("after %v: %q", c.keys, got)
+		}
+	}
+	u.press("5", "enter", "y")
+	u.sees("copied this page")
+	if got := copied(); !strings.Contains(got, "the cable beta–gamma runs at 20 of 40 Gb/s") || strings.Contains(got, "│") || strings.Contains(got, "\x1b") {
+		t.Errorf("a page: %q", got)
+	}
+	u.press("Y")
+	u.sees("mark it with the mouse")
+	if v := u.m.View(); strings.Contains(v, "│") || !strings.Contains(v, "runs at 20 of 40 Gb/s") {
+		t.Errorf("something stands beside the text:\n%s", v)
+	}
+	u.press("esc", "esc")
+	for k, v := range map[string]string{"TERM": "linux", "TERM_PROGRAM": "Apple_Terminal", "STY": "1.pts"} {
+		env = map[string]string{k: v}
+		u.press("1", "y")
+		u.sees("mark it with the mouse")
+		if out.Len() > 0 || !strings.Contains(u.m.View(), "naaaa") {
+			t.Errorf("%s=%s: wrote %q:\n%s", k, v, out.String(), u.m.View())
+		}
+		u.press("esc")
+	}
+}
+
+func TestTheCommandOfAFindingIsWhatIsCopied(t *testing.T) {
+	for fix, want := range map[string]string{
+		"Run `sudo modprobe thunderbolt_net`. If that fails, install `linux-modules-extra`.": "sudo modprobe thunderbolt_net",
+		"Run `tbcluster pair` here and `tbcluster pair CODE` there.":                         "tbcluster pair\ntbcluster pair CODE",
+		"Plug it in again, or leave it.":                                                     "",
+		"an odd ` quote":                                                                     "",
+	} {
+		if got := strings.Join(quoted(fix), "\n"); got != want {
+			t.Errorf("%q: %q, want %q", fix, got, want)
+		}
+	}
+}
+
 func TestAnErrorIsShownInFull(t *testing.T) {
 	a := newAgent(t, load(t, "three"))
 	a.answer("RescanRequest", fault.New(fault.Denied, "look for cables", errors.New("you are not an owner"), "ask ada to run `tbcluster config`"))
@@ -616,6 +781,13 @@ func TestKeysThatDoNotApplySayWhy(t *testing.T) {
 		{"three", []string{"7", "enter"}, "enter: nothing is chosen here"},
 		{"three", []string{"3", "down", " "}, "space: only a transfer that is copying or paused"},
 		{"three", []string{"enter", "/"}, "/: there is nothing to look through"},
+		{"alone-cabled", []string{"6", "end", "b"}, "b: the machine at the other end has not paired; p pairs it"},
+		{"broken", []string{"6", "down", "down", "down", "b"}, "b: this cable is down; only one that is proven can be measured"},
+		{"three", []string{"3", "d"}, "d: choose a node that is down, an instance that has ended, or a model"},
+		{"three", []string{"4", "L"}, "L: only an instance (2) and this node have a log"},
+		{"three", []string{"6", "down", "L"}, "L: the log of another node's agent is read there"},
+		{"three", []string{"7", "y"}, "y: nothing is chosen here"},
+		{"alone", []string{"c"}, "C: no node has a model yet"},
 	} {
 		m := screen(t, load(t, c.state), 80, 24)
 		press(m, c.keys...)
@@ -739,7 +911,7 @@ func TestCommandsRunFromTheScreen(t *testing.T) {
 		},
 		Complete: func(_ context.Context, args []string) []string {
 			if slices.Equal(args, []string{"logs", "qw"}) {
-				return []string{"qwen-235b"}
+				return []string{"smol", "qwen-235b"}
 			}
 			return nil
 		},

@@ -165,6 +165,7 @@ type frame struct {
 	focused bool
 	w, h    int // inside the box
 	now     time.Time
+	cache   *routeCache
 }
 
 // row is one item as drawn: one line or more.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
 	"google.golang.org/grpc"
 
+	"tbcluster/api/fault"
 	pb "tbcluster/api/tbcluster/v1"
 )
 
@@ -81,6 +83,10 @@ func (m *Model) askRemove() tea.Cmd {
 		})
 		return nil
 	}
+	if it.kind == modelKind {
+		m.setForm(newRemoveForm(m.snap, it.id))
+		return nil
+	}
 	n := m.snap.instance(it.id).GetName()
 	m.setForm(&confirm{
 		question: "Remove the record of " + n + "?", what: []string{"its logs and exit status are deleted on all its nodes; nothing of it runs"}, verb: "remove it",
@@ -121,4 +127,116 @@ func (m *Model) rescan() tea.Cmd {
 		}
 		return fmt.Sprintf("looked again: %s, %s on this node", count(len(l.GetLinks()), "cable", "cables"), count(len(s.GetModels()), "model", "models")), nil
 	})
+}
+
+// bench measures a cable; where bytes go over it, it asks first.
+func (m *Model) bench() tea.Cmd {
+	l := m.snap.link(m.target().id)
+	if v := m.snap.rates.now(l.GetId()); v > 0 {
+		m.setForm(m.askBench(l, []string{"it carries " + rateText(v) + " now"}))
+		return nil
+	}
+	return m.runBench(l, false)
+}
+
+// askBench asks whether a cable that is used is to be measured.
+func (m *Model) askBench(l *pb.Link, why []string) *confirm {
+	return &confirm{
+		question: "Measure the cable " + linkName(l) + " all the same?",
+		what:     append(why, "what uses it is slower for about five seconds, and what is measured is what it leaves"),
+		verb:     "measure it",
+		yes:      func(m *Model) tea.Cmd { return m.runBench(l, true) },
+	}
+}
+
+func (m *Model) runBench(l *pb.Link, used bool) tea.Cmd {
+	conn, id, name := m.conn, m.snap.id(l.GetId()), linkName(l)
+	m.flash = flash{"measuring " + name + ": two seconds each way …", moveInk}
+	return func() tea.Msg {
+		ctx, cancel := context.WithTimeout(m.ctx, requestWithin)
+		defer cancel()
+		r, err := pb.NewLinkServiceClient(conn).Bench(ctx, &pb.BenchRequest{Link: id, EvenIfUsed: used})
+		if err != nil {
+			f := fault.FromStatus(err)
+			if f.Reason == fault.StillRunning && f.Meta["link"] != "" && !used {
+				return doneMsg{form: m.askBench(l, []string{clean(cmpOr(f.Why, f.What))})}
+			}
+			return doneMsg{err: f}
+		}
+		return doneMsg{text: clean(name + ": " + measuredText(cleanMessage(r).GetLink(), r.GetMeasurement()))}
+	}
+}
+
+// removeForm deletes one copy of a model: which one is chosen first.
+type removeForm struct {
+	quiet
+	id     string
+	copies picker
+}
+
+func newRemoveForm(s *snapshot, id string) *removeForm {
+	f := &removeForm{id: id, copies: picker{title: "Copies"}}
+	f.fill(s)
+	return f
+}
+
+func (f *removeForm) fill(s *snapshot) {
+	var l []option
+	for _, c := range s.model[f.id].GetCopies() {
+		o := option{id: c.GetNodeId() + "\n" + c.GetPath(), name: s.nodeName(c.GetNodeId()), note: c.GetPath()}
+		if s.node[c.GetNodeId()].GetState() != pb.NodeState_NODE_STATE_UP {
+			o.why = say(nodeWords, s.node[c.GetNodeId()].GetState()).text
+		}
+		l = append(l, o)
+	}
+	f.copies.set(l)
+}
+
+func (*removeForm) title() string { return "Delete a copy of a model" }
+func (*removeForm) hint() string  { return "↑↓ choose   enter go on   esc leave it" }
+
+func (f *removeForm) hear(m *Model, msg tea.Msg) tea.Cmd {
+	if _, ok := msg.(stateChanged); ok && m.snap != nil {
+		f.fill(m.snap)
+	}
+	return nil
+}
+
+func (f *removeForm) draw(m *Model, w, h int) []string {
+	x := m.snap.model[f.id]
+	head := x.GetName() + ", " + sizeText(x.GetSizeBytes()) + ", lies on " + count(len(f.copies.options), "node", "nodes")
+	out := []string{"", " " + m.t.put(boldInk, cut(head, w-1)), ""}
+	return append(out, indent(f.copies.draw(m.t, w-1, max(min(len(f.copies.options)+2, h-3), 3), true))...)
+}
+
+func (f *removeForm) key(m *Model, k tea.KeyMsg) (tea.Cmd, bool) {
+	switch k.String() {
+	case "esc", "q":
+		return nil, false
+	case "enter":
+		o := f.copies.now()
+		if o.id == "" || o.why != "" {
+			m.flash = flash{"enter: " + cmpOr(o.why, "there is no copy"), lookInk}
+			return nil, true
+		}
+		node, path, _ := strings.Cut(o.id, "\n")
+		x := m.snap.model[f.id]
+		what := []string{path + " on " + o.name + " is deleted, " + sizeText(x.GetSizeBytes()) + "; what is deleted does not come back"}
+		if len(f.copies.options) == 1 {
+			what = append(what, "it is the only copy in the cluster")
+		}
+		id, node := m.snap.id(f.id), m.snap.id(node)
+		m.setForm(&confirm{
+			question: "Delete " + x.GetName() + " on " + o.name + "?", what: what, verb: "delete it",
+			yes: func(m *Model) tea.Cmd {
+				return m.ask("deleting", func(ctx context.Context, c grpc.ClientConnInterface) (string, error) {
+					_, err := pb.NewModelServiceClient(c).Remove(ctx, &pb.RemoveRequest{Model: id, Node: node})
+					return x.GetName() + " is deleted on " + o.name, err
+				})
+			},
+		})
+		return nil, true
+	}
+	f.copies.key(k)
+	return nil, true
 }

@@ -209,8 +209,17 @@ func (p *sheet) link(l *pb.Link) string {
 	if l.GetRttUs() > 0 {
 		p.fact("round trip", plainInk, rttText(l.GetRttUs()))
 	}
-	if b := l.GetMeasuredBytesPerSecond(); b > 0 {
-		p.fact("measured", plainInk, rateText(b))
+	if x := l.GetMeasurement(); x != nil {
+		s := measuredText(l, x)
+		if x.GetMeasuredAt() != nil {
+			s += ", " + agoText(since(x.GetMeasuredAt(), p.now)) + " ago"
+		}
+		if x.GetShared() {
+			s += ", beside other traffic"
+		}
+		p.fact("measured", plainInk, s)
+	} else if l.GetState() == pb.LinkState_LINK_STATE_PROVEN {
+		p.fact("measured", dimInk, "not yet; b measures it")
 	}
 	moving := "nothing now"
 	if v := p.s.rates.now(l.GetId()); v > 0 {
@@ -222,8 +231,26 @@ func (p *sheet) link(l *pb.Link) string {
 	if l.GetErrors() > 0 {
 		i = lookInk
 	}
-	p.fact("errors", i, fmt.Sprint(l.GetErrors()))
+	p.fact("errors", i, errorsText(l))
+	if n := l.GetHops(); n > 1 {
+		p.fact("hops", lookInk, fmt.Sprintf("▲ %d: there is a hub between", n))
+	}
 	p.fact("went down", plainInk, map[bool]string{true: "never", false: count(int(l.GetFlaps()), "time", "times")}[l.GetFlaps() == 0]+" since the agent started")
+	for n, x := range l.GetFlapHistory() {
+		if n == 0 {
+			p.head("When it was down")
+		}
+		s := x.GetDownAt().AsTime().Local().Format("2006-01-02 15:04:05") + "  "
+		switch {
+		case x.GetBackAt() == nil:
+			s += "not back yet"
+		case x.GetBackAt().AsTime().Sub(x.GetDownAt().AsTime()) < time.Second:
+			s += "for less than a second"
+		default:
+			s += "for " + agoText(x.GetBackAt().AsTime().Sub(x.GetDownAt().AsTime()))
+		}
+		p.rows = append(p.rows, "  "+cut(s+because(x.GetReason()), max(p.w-2, 1)))
+	}
 	if len(l.GetPaths()) > 0 {
 		p.head("Paths")
 		var cells [][]cell
@@ -234,6 +261,34 @@ func (p *sheet) link(l *pb.Link) string {
 	}
 	p.findingsOf("", l.GetId())
 	return linkName(l)
+}
+
+// measuredText is what a bench found.
+func measuredText(l *pb.Link, x *pb.LinkMeasurement) string {
+	there, back := x.GetAToBBytesPerSecond(), x.GetBToABytesPerSecond()
+	return fmt.Sprintf("%s %s → %s, %s back, %s", rateText(there), cmpOr(l.GetA().GetNodeName(), "one end"), cmpOr(l.GetB().GetNodeName(), "the other"), rateText(back), rttText(x.GetRttUs()))
+}
+
+// errorsText is the errors of both ends together, and which they are.
+func errorsText(l *pb.Link) string {
+	if l.GetErrors() == 0 {
+		return "0"
+	}
+	var each []string
+	for _, e := range []*pb.LinkEnd{l.GetA(), l.GetB()} {
+		for _, c := range []struct {
+			n    uint64
+			what string
+		}{{e.GetTxErrors(), "sending"}, {e.GetRxErrors(), "receiving"}, {e.GetTxDropped(), "dropped before sending"}, {e.GetRxDropped(), "dropped after receiving"}} {
+			if c.n > 0 {
+				each = append(each, fmt.Sprintf("%s %d %s", e.GetNodeName(), c.n, c.what))
+			}
+		}
+	}
+	if len(each) == 0 {
+		return fmt.Sprint(l.GetErrors())
+	}
+	return fmt.Sprintf("▲ %d: %s", l.GetErrors(), strings.Join(each, ", "))
 }
 
 func (p *sheet) instance(i *pb.Instance) string {
@@ -257,7 +312,7 @@ func (p *sheet) instance(i *pb.Instance) string {
 		p.fact("context", plainInk, fmt.Sprintf("%d tokens", i.GetContextTokens()))
 	}
 	if i.GetPlannedBytes() > 0 {
-		p.fact("memory", plainInk, sizeText(i.GetPlannedBytes())+" planned, all ranks together")
+		p.fact("memory", plainInk, memoryText(i.GetPlannedBytes())+" planned, all ranks together")
 	}
 	if i.GetRestarts() > 0 {
 		p.fact("restarts", lookInk, fmt.Sprint(i.GetRestarts()))
@@ -303,7 +358,7 @@ func (p *sheet) transfer(t *pb.Transfer) string {
 	w := say(transferWords, t.GetState())
 	p.word("state", w, "", nil)
 	if e := t.GetError(); e != nil {
-		p.fact("failed", badInk, e.GetWhat())
+		p.fact("✕ what", badInk, e.GetWhat())
 		p.fact("where", plainInk, e.GetWhere())
 		p.fact("why", plainInk, e.GetWhy())
 		p.fact("to do", boldInk, e.GetFix())

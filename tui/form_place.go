@@ -209,7 +209,7 @@ func (f *placeForm) draw(m *Model, w, h int) []string {
 	}
 	lh := min(need, max(h/2-1, 4))
 	// Engines and what to do about missing files are short words.
-	widths := [4]int{(w - 26) * 52 / 100, 0, 13, 13}
+	widths := [4]int{(w - 26) * 44 / 100, 0, 13, 13}
 	widths[1] = w - widths[0] - widths[2] - widths[3]
 	var boxes [][]string
 	for i, l := range f.lists() {

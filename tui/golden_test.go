@@ -120,7 +120,7 @@ var sizes = []struct {
 }{{"80x24", 80, 24}, {"140x40", 140, 40}}
 
 func TestScreens(t *testing.T) {
-	for _, state := range []string{"alone", "alone-cabled", "pair", "three", "four", "many", "broken", "hostile"} {
+	for _, state := range []string{"alone", "alone-cabled", "pair", "three", "four", "five", "six", "eight", "many", "broken", "hostile"} {
 		for _, size := range sizes {
 			t.Run(state+"-"+size.name, func(t *testing.T) {
 				golden(t, state+"-"+size.name, screen(t, load(t, state), size.w, size.h))

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"slices"
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -11,8 +12,11 @@ import (
 // action is what a key does. One table serves the keys, the line that shows
 // them, and the help; an action that does not apply says why.
 type action struct {
-	keys  []string
-	label string // in the line of keys; empty: only in the help
+	keys []string
+	// label stands in the line of keys, where it gives way to those of lower
+	// rank; without a label it is in the help only.
+	label string
+	rank  int
 	help  string
 	// why says why it does not apply here; empty when it does.
 	why func(*Model) string
@@ -38,18 +42,22 @@ var actions []action
 func init() {
 	// Filled here since the help, which an action opens, reads the table.
 	actions = []action{
-		{[]string{"enter"}, "open", "open what is chosen as a full page", whyNoOpen, (*Model).openChosen},
-		{[]string{"C"}, "copy", "copy a model to another node", whyNoCopy, (*Model).openCopy},
-		{[]string{"P"}, "place", "place a model on nodes: start an instance", whyNoPlace, (*Model).openPlace},
-		{[]string{"p"}, "pair", "let another machine in, or join one", needAgent, (*Model).openPair},
-		{[]string{"s"}, "stop", "stop an instance, cancel a transfer (asks)", whyNoStop, (*Model).askStop},
-		{[]string{" "}, "", "space pauses and resumes a transfer", whyNoPause, (*Model).pause},
-		{[]string{"d"}, "", "forget a node that is down, remove an instance that ended (asks)", whyNoRemove, (*Model).askRemove},
-		{[]string{"r"}, "", "look again for cables and models", needAgent, (*Model).rescan},
-		{[]string{"/"}, "find", "show only what holds a text; esc shows all", whyNoFilter, (*Model).openFilter},
-		{[]string{":"}, "", "any command of tbcluster, tab completes", whyNoCommand, (*Model).openCommand},
-		{[]string{"?"}, "keys", "the keys of this place", always, (*Model).openHelp},
-		{[]string{"q", "ctrl+c"}, "leave", "leave; the agent and all that runs stay", always, (*Model).leave},
+		{[]string{"enter"}, "open", 1, "open what is chosen as a full page", whyNoOpen, (*Model).openChosen},
+		{[]string{"C", "c"}, "copy", 2, "copy a model to another node", whyNoCopy, (*Model).openCopy},
+		{[]string{"P"}, "place", 2, "place a model on nodes: start an instance", whyNoPlace, (*Model).openPlace},
+		{[]string{"p"}, "pair", 3, "let another machine in, or join one", needAgent, (*Model).openPair},
+		{[]string{"b"}, "bench", 5, "measure a cable: each direction for two seconds, and the round trip (asks where it is used)", whyNoBench, (*Model).bench},
+		{[]string{"s"}, "stop", 3, "stop an instance, cancel a transfer (asks)", whyNoStop, (*Model).askStop},
+		{[]string{" "}, "", 0, "space pauses and resumes a transfer", whyNoPause, (*Model).pause},
+		{[]string{"d"}, "remove", 8, "forget a node that is down, remove an instance that ended, delete a copy of a model (asks)", whyNoRemove, (*Model).askRemove},
+		{[]string{"r"}, "rescan", 6, "look again for cables and models", needAgent, (*Model).rescan},
+		{[]string{"L", "l"}, "log", 7, "the log of an instance, or of this node's agent, on the whole screen; l does it where it does not move", whyNoLog, (*Model).openLog},
+		{[]string{"y"}, "clip", 9, "copy to the clipboard: an ID or name, the command of a finding, a whole page", whyNoClip, (*Model).yank},
+		{[]string{"Y"}, "", 0, "show the same with nothing beside it, to be marked with the mouse", whyNoClip, (*Model).showBare},
+		{[]string{"/"}, "find", 4, "show only what holds a text; esc shows all", whyNoFilter, (*Model).openFilter},
+		{[]string{":"}, "command", 8, "any command of tbcluster, tab completes", whyNoCommand, (*Model).openCommand},
+		{[]string{"?"}, "keys", 0, "the keys of this place", always, (*Model).openHelp},
+		{[]string{"q", "ctrl+c"}, "leave", 0, "leave; the agent and all that runs stay", always, (*Model).leave},
 	}
 }
 
@@ -162,8 +170,50 @@ func whyNoRemove(m *Model) string {
 			return i.GetName() + " still runs; s stops it"
 		}
 		return ""
+	case modelKind:
+		switch x := m.snap.model[it.id]; {
+		case x == nil:
+			return "this model is gone"
+		case len(x.GetCopies()) == 0:
+			return x.GetName() + " lies nowhere any more"
+		}
+		return ""
 	}
-	return "choose a node that is down or an instance that has ended"
+	return "choose a node that is down, an instance that has ended, or a model"
+}
+
+func whyNoBench(m *Model) string {
+	if w := needAgent(m); w != "" {
+		return w
+	}
+	it := m.target()
+	if it.kind != linkKind {
+		return "choose a cable first, in the drawing (1) or in the list (6)"
+	}
+	switch l := m.snap.link(it.id); {
+	case l == nil:
+		return "this cable is gone"
+	case l.GetB().GetNodeId() == "":
+		return "the machine at the other end has not paired; p pairs it"
+	case l.GetState() != pb.LinkState_LINK_STATE_PROVEN:
+		return "this cable is " + say(linkWords, l.GetState()).text + "; only one that is proven can be measured"
+	}
+	return ""
+}
+
+func whyNoLog(m *Model) string {
+	if w := needAgent(m); w != "" {
+		return w
+	}
+	switch it := m.target(); {
+	case it.kind == instanceKind:
+		return ""
+	case it.kind == nodeKind && it.id == m.snap.GetSelfNodeId():
+		return ""
+	case it.kind == nodeKind:
+		return "the log of another node's agent is read there: `tbcluster logs --agent`"
+	}
+	return "only an instance (2) and this node have a log; 7 has what happened"
 }
 
 func whyNoFilter(m *Model) string {
@@ -180,36 +230,54 @@ func whyNoCommand(m *Model) string {
 	return ""
 }
 
-// keyLine shows the keys of the place: those that do not apply are dim.
+// keyLine shows the keys of the place: those that do not apply are dim, and
+// where there is no room for all, the help has the rest.
 func (m *Model) keyLine(w int) string {
-	var parts []string
-	used := 1
+	type part struct {
+		text string
+		rank int
+	}
+	var parts []part
 	for _, a := range actions {
-		if a.label == "" || (m.page != nil && a.label == "open") || (m.page != nil && a.label == "find") {
+		if a.label == "" || m.page != nil && (a.label == "open" || a.label == "find") {
 			continue
 		}
-		key := a.keys[0]
-		if key == "q" && m.page != nil {
-			parts = append(parts, m.t.put(focusInk, "esc")+" back")
-			used += 10
+		if a.keys[0] == "q" && m.page != nil {
+			parts = append(parts, part{m.t.put(focusInk, "esc") + " back", 0})
 		}
 		label := a.label
-		if a.label == "leave" && w >= 96 {
+		if a.label == "leave" && w >= wideWidth {
 			label = "leave (agent stays)"
 		}
-		s := m.t.put(focusInk, key) + " " + label
+		s := m.t.put(focusInk, a.keys[0]) + " " + label
 		if a.why(m) != "" {
-			s = m.t.put(dimInk, key+" "+label)
+			s = m.t.put(dimInk, a.keys[0]+" "+label)
 		}
-		if used+width(s) > w {
-			break
+		parts = append(parts, part{s, a.rank})
+	}
+	total := func(gap int) int {
+		n := 1 + gap*max(len(parts)-1, 0)
+		for _, p := range parts {
+			n += width(p.text)
 		}
-		parts = append(parts, s)
-		used += width(s) + 3
+		return n
+	}
+	for total(2) > w && len(parts) > 1 {
+		worst := 0
+		for i, p := range parts {
+			if p.rank >= parts[worst].rank {
+				worst = i
+			}
+		}
+		parts = slices.Delete(parts, worst, worst+1)
 	}
 	gap := "   "
-	if used > w {
+	if total(3) > w {
 		gap = "  "
 	}
-	return fill(" "+strings.Join(parts, gap), w)
+	var texts []string
+	for _, p := range parts {
+		texts = append(texts, p.text)
+	}
+	return fill(" "+strings.Join(texts, gap), w)
 }

@@ -2,6 +2,8 @@ package tui
 
 import (
 	"context"
+	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -43,6 +45,11 @@ type Model struct {
 	typing *typing
 	notice string
 	flash  flash
+
+	routes routeCache
+
+	out    io.Writer // the terminal, for its clipboard; nil where there is none
+	getenv func(string) string
 }
 
 // cursor is where one is in a panel: on a thing, and where that stood, for
@@ -93,6 +100,7 @@ type (
 	doneMsg struct {
 		text string
 		err  error
+		form form // what to ask next; nil for nothing
 	}
 	// formMsg is an answer for the form that asked; a form that was closed
 	// meanwhile is not the one.
@@ -108,6 +116,7 @@ func NewModel(ctx context.Context, o Options) *Model {
 		ctx: ctx, o: o, t: themeFor(o.NoColor), clock: time.Now, now: time.Now(),
 		feed: newFeed(o.Conn, o.Redial), conn: o.Conn,
 		focus: 1, cursor: map[int]cursor{}, filter: map[int]string{}, notice: clean(o.Notice),
+		getenv: os.Getenv,
 	}
 	m.resize(minWidth, minHeight)
 	return m
@@ -162,7 +171,11 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case feedEnded:
 		return m, tea.Quit
 	case doneMsg:
-		if msg.err != nil {
+		if msg.form != nil {
+			m.flash = flash{}
+			m.setForm(msg.form)
+		} else if msg.err != nil {
+			m.flash = flash{}
 			m.setForm(newTrouble(msg.err))
 		} else if msg.text != "" {
 			m.flash = flash{msg.text, plainInk}
@@ -335,6 +348,9 @@ func (m *Model) move(s string) bool {
 			m.focus = m.beside(-1)
 		}
 	case "right", "l":
+		if s == "l" && m.chosenItem().kind == instanceKind {
+			return false // its log
+		}
 		if !m.steer(1, 0) {
 			m.focus = m.beside(1)
 		}

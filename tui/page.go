@@ -23,6 +23,8 @@ type page struct {
 	// onFacts whether the keys go to them.
 	facts   int
 	onFacts bool
+	// whole is set where the log has the whole screen.
+	whole bool
 	// logs
 	logOf  string
 	log    []string
@@ -52,6 +54,19 @@ func (m *Model) openChosen() tea.Cmd {
 	items := m.visible(m.focus)
 	m.choose(m.focus, items, m.cursor[m.focus].at(items))
 	return m.openPage(it)
+}
+
+// openLog shows the log of what is chosen on the whole screen, or puts it back
+// into its place.
+func (m *Model) openLog() tea.Cmd {
+	if m.page != nil {
+		m.page.whole = !m.page.whole
+		m.page.onFacts = false
+		return nil
+	}
+	cmd := m.openChosen()
+	m.page.whole = true
+	return cmd
 }
 
 func (m *Model) openPage(it item) tea.Cmd {
@@ -185,7 +200,7 @@ func (p *page) key(m *Model, s string) bool {
 	// Where everything stands depends on the size, so the page is laid out.
 	_, total, room := p.layout(m, noCodes, m.w, m.h-2)
 	most := max(total-room, 0)
-	if s == "tab" && p.logOf != "" {
+	if s == "tab" && p.logOf != "" && !p.whole {
 		p.onFacts = !p.onFacts
 		return true
 	}
@@ -237,6 +252,9 @@ func (p *page) layout(m *Model, t theme, w, h int) (lines []string, total, room 
 		from := max(min(p.scroll, total-room), 0)
 		return t.box(title, span(from, total, room), indent(facts[from:]), w, h, true), total, room
 	}
+	if p.whole {
+		return p.logBox(t, title+": ", w, h)
+	}
 	fw, fh, lw, lh := w, 0, w, 0
 	if w >= wideWidth {
 		fw = w * 2 / 5
@@ -250,7 +268,7 @@ func (p *page) layout(m *Model, t theme, w, h int) (lines []string, total, room 
 	froom := max(fh-2, 0)
 	from := max(min(p.facts, len(facts)-froom), 0)
 	box := t.box(title, span(from, len(facts), froom), indent(facts[from:]), fw, fh, p.onFacts)
-	lines, total, room = p.logBox(t, lw, lh)
+	lines, total, room = p.logBox(t, "", lw, lh)
 	if p.onFacts {
 		total, room = len(facts), froom
 	}
@@ -260,7 +278,7 @@ func (p *page) layout(m *Model, t theme, w, h int) (lines []string, total, room 
 	return append(box, lines...), total, room
 }
 
-func (p *page) logBox(t theme, w, h int) (box []string, total, room int) {
+func (p *page) logBox(t theme, of string, w, h int) (box []string, total, room int) {
 	lines := p.log
 	if p.logEnd != "" {
 		lines = append(lines[:len(lines):len(lines)], t.put(dimInk, "── "+p.logEnd+" ──"))
@@ -273,7 +291,7 @@ func (p *page) logBox(t theme, w, h int) (box []string, total, room int) {
 	if !p.follow {
 		from = max(min(p.scroll, from), 0)
 	}
-	return t.box(p.logOf, span(from, total, room), indent(lines[from:]), w, h, !p.onFacts), total, room
+	return t.box(of+p.logOf, span(from, total, room), indent(lines[from:]), w, h, !p.onFacts), total, room
 }
 
 // span says which of the lines are seen when not all are.

@@ -8,7 +8,7 @@ import (
 )
 
 // drawCluster draws nodes with cables as edges between them when there are
-// four at most and there is room, else a table of nodes with a matrix of links.
+// eight at most and there is room, else a table of nodes with a matrix of links.
 func drawCluster(f frame) ([]string, string) {
 	n := len(f.s.GetNodes())
 	if d := f.drawing(); d != nil {
@@ -44,7 +44,13 @@ func (f frame) drawing() *drawing {
 	n := len(nodes)
 	need := map[int]int{1: 2, 2: 2, 3: 7, 4: 9}[n]
 	w := f.w - 2
-	if need == 0 || f.h < need || w < 34 || len(f.items) != len(nodes)+len(f.s.GetLinks()) {
+	if w < 34 || len(f.items) != len(nodes)+len(f.s.GetLinks()) {
+		return nil
+	}
+	if n > 4 {
+		return f.round(w, f.h)
+	}
+	if need == 0 || f.h < need {
 		return nil
 	}
 	h := need
@@ -548,7 +554,11 @@ func (f frame) cableRows() (rows []row) {
 	}
 	widths, gap := layout(cableColumns, cells, f.w-2)
 	for i, id := range ids {
-		rows = append(rows, row{id, []string{f.tableLine(cableColumns, widths, gap, cells[i])}})
+		r := row{id, []string{f.tableLine(cableColumns, widths, gap, cells[i])}}
+		if l := f.s.link(id); l.GetReason() != "" && l.GetState() != pb.LinkState_LINK_STATE_PROVEN {
+			r.lines = append(r.lines, "  "+f.put(say(linkWords, l.GetState()).ink, cut(l.GetReason(), f.w-4)))
+		}
+		rows = append(rows, r)
 	}
 	return rows
 }

@@ -72,12 +72,26 @@ func (f frame) transferSecond(t *pb.Transfer) string {
 	switch t.GetState() {
 	case pb.TransferState_TRANSFER_STATE_COPYING, pb.TransferState_TRANSFER_STATE_SYNCING, pb.TransferState_TRANSFER_STATE_PAUSED:
 		by := f.overText(t)
-		w := min(max(room-width(by)-1, 8), 40)
-		l := f.put(moveInk, bar(t.GetDoneBytes(), t.GetTotalBytes(), w)) + " "
-		if n := room - w - 1 - width(by) - 1; n >= 8 && t.GetState() == pb.TransferState_TRANSFER_STATE_COPYING {
-			l += f.put(moveInk, spark(f.s.rates.transfer[t.GetId()], min(n, rateSeconds))) + " "
+		left := room
+		if by != "" {
+			left -= width(by) + 1
 		}
-		return "  " + cut(l+by, room)
+		var parts []string
+		if t.GetState() == pb.TransferState_TRANSFER_STATE_COPYING {
+			// The percentage stands above, so where there is room for one only
+			// the rate's last half minute says more than a bar.
+			n := min(max(left, 8), rateSeconds)
+			if left >= 2*rateSeconds {
+				parts = append(parts, f.put(moveInk, bar(t.GetDoneBytes(), t.GetTotalBytes(), min(left-n-1, 40))))
+			}
+			parts = append(parts, f.put(moveInk, spark(f.s.rates.transfer[t.GetId()], n)))
+		} else {
+			parts = append(parts, f.put(moveInk, bar(t.GetDoneBytes(), t.GetTotalBytes(), min(max(left, 8), 40))))
+		}
+		if by != "" {
+			parts = append(parts, by)
+		}
+		return "  " + cut(strings.Join(parts, " "), room)
 	case pb.TransferState_TRANSFER_STATE_DONE:
 		return "  " + f.put(dimInk, cut(strings.TrimPrefix(doneText(t), ", "), room))
 	case pb.TransferState_TRANSFER_STATE_FAILED:

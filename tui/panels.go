@@ -18,6 +18,8 @@ var panels = map[int]panel{
 			return 10
 		case n <= 4:
 			return 11
+		case n <= roundMost:
+			return (n+1)/2*(roundTall-1) + 1
 		default:
 			return 1 + n + len(s.GetLinks())
 		}
@@ -34,8 +36,8 @@ var panels = map[int]panel{
 	3: {"Transfers", transferItems, drawTransfers, func(s *snapshot) int { return max(2*len(s.GetTransfers()), 2) }},
 	4: {"Models", modelItems, drawModels, func(s *snapshot) int { return 1 + max(len(s.GetModels()), 3) }},
 	5: {"To look at", findingItems, drawFindings, func(s *snapshot) int { return max(3*len(s.GetFindings()), 1) }},
-	6: {"Cables", linkItems, drawCables, func(s *snapshot) int { return max(len(s.GetLinks()), 2) }},
-	7: {"History", eventItems, drawHistory, func(s *snapshot) int { return max(len(s.log), 2) }},
+	6: {"Nodes and cables", clusterItems, drawNodes, func(s *snapshot) int { return max(len(s.GetNodes())+len(s.GetLinks()), 2) }},
+	7: {"Log", eventItems, drawHistory, func(s *snapshot) int { return max(len(s.log), 2) }},
 }
 
 const panelCount = 7

@@ -56,7 +56,12 @@ func run(ctx context.Context, o Options) error {
 	if out == nil {
 		out = os.Stdout
 	}
-	p := tea.NewProgram(NewModel(ctx, o), tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithAltScreen())
+	m := NewModel(ctx, o)
+	if f, ok := out.(*os.File); ok {
+		out = &screenWriter{File: f}
+	}
+	m.out = out
+	p := tea.NewProgram(newPaced(m), tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithAltScreen())
 	_, err := p.Run()
 	switch {
 	case err == nil:

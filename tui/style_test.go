@@ -2,6 +2,7 @@ package tui
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/charmbracelet/x/ansi"
@@ -21,6 +22,22 @@ func TestColoursAddNothingThatIsNotSaidInWords(t *testing.T) {
 		m.t = noHues
 		if v := m.View(); ansi.Strip(v) != bare || hue.MatchString(v) {
 			t.Errorf("%s: without colours there are some, or the text differs", state)
+		}
+	}
+}
+
+// On a light background white is nothing, on a dark one black is; and a
+// background of our own would fit one of them only. The other colours of the
+// palette are chosen by the terminal to be read on its background.
+func TestColoursFitLightAndDarkBackgrounds(t *testing.T) {
+	fit := map[string]bool{"1": true, "2": true, "7": true, "31": true, "32": true, "33": true, "34": true, "35": true, "36": true}
+	for name, theme := range map[string]theme{"colours": colours, "no hues": noHues, "no codes": noCodes, "old": old} {
+		for i, code := range theme {
+			for _, c := range strings.Split(code, ";") {
+				if c != "" && !fit[c] {
+					t.Errorf("%s: ink %d uses SGR %s", name, i, c)
+				}
+			}
 		}
 	}
 }

@@ -109,6 +109,15 @@ func TestInARealTerminal(t *testing.T) {
 			x.sees("server is listening")
 			x.press("Escape")
 			x.sees("4 Models")
+			// tmux takes what is meant for the clipboard as a terminal does.
+			if out, err := x.tmux("set-option", "-s", "set-clipboard", "on"); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			x.press("y")
+			x.sees("copied the name of the instance to the clipboard")
+			if out, err := x.tmux("show-buffer"); err != nil || out != "smol" {
+				t.Errorf("the clipboard holds %q, %v", out, err)
+			}
 			x.press("4", "Down", "C")
 			x.sees("checked: 60 MB to send")
 			x.press("Enter")

@@ -150,6 +150,13 @@ func (m *Model) summary(brief int) []string {
 // body is everything between the header and the keys.
 func (m *Model) body(w, h int) []string {
 	t := m.bodyTheme()
+	if b, ok := m.form.(*bareText); ok {
+		lines := b.draw(m, w, h)
+		for len(lines) < h {
+			lines = append(lines, "")
+		}
+		return lines
+	}
 	if m.form != nil {
 		return t.box(m.form.title(), "", m.form.draw(m, w-4, h-2), w, h, true)
 	}
@@ -206,7 +213,7 @@ func (m *Model) seen(p place) int {
 
 // frameOf is what a panel is drawn from.
 func (m *Model) frameOf(n int) frame {
-	f := frame{theme: m.bodyTheme(), s: m.snap, items: m.visible(n), focused: n == m.focus && m.page == nil && m.form == nil, now: m.now}
+	f := frame{theme: m.bodyTheme(), s: m.snap, items: m.visible(n), focused: n == m.focus && m.page == nil && m.form == nil, now: m.now, cache: &m.routes}
 	if len(f.items) > 0 {
 		f.chosen = f.items[m.cursor[n].at(f.items)].id
 	}

@@ -92,19 +92,18 @@ func isOver(s pb.TransferState) bool {
 	return false
 }
 
-// memoryText is memory in binary gigabytes under the name that makers use:
-// what is sold as 128 GB is 128 GB here.
+// memoryText is memory in binary units, as it is sold.
 func memoryText(b uint64) string {
 	const gib = 1 << 30
 	switch {
 	case b == 0:
 		return "?"
 	case b < gib:
-		return fmt.Sprintf("%d MB", b>>20)
+		return fmt.Sprintf("%d MiB", b>>20)
 	case b < 10*gib && b%gib != 0:
-		return fmt.Sprintf("%.1f GB", float64(b)/gib)
+		return fmt.Sprintf("%.1f GiB", float64(b)/gib)
 	}
-	return fmt.Sprintf("%.0f GB", float64(b)/gib)
+	return fmt.Sprintf("%.0f GiB", float64(b)/gib)
 }
 
 // sizeText is bytes in powers of ten, three figures at most.

@@ -15,6 +15,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host"
+	"tbcluster/host/schema"
 )
 
 // changes carries out changes and remembers them, so that all can be undone
@@ -57,14 +58,13 @@ func openChanges(ctx context.Context, h host.Host, blocks []netip.Prefix, path s
 	if err != nil {
 		return nil, fault.New(fault.FileIO, "read the journal of changes", err, "make it readable for root").At(path)
 	}
+	if err := schema.Check(data, journalSchema, path); err != nil {
+		return nil, err
+	}
 	var j journal
 	if err := json.Unmarshal(data, &j); err != nil {
 		return nil, fault.New(fault.FileIO, "read the journal of changes", err,
 			"look at `ip addr` and `nft list ruleset`, undo what is ours by hand, then remove the file").At(path)
-	}
-	if j.Schema > journalSchema {
-		return nil, fault.Newf(fault.StateTooNew, "install the newer version again, or `tbcluster down` with it first",
-			"the journal of changes is of schema %d, this program knows %d", j.Schema, journalSchema).At(path)
 	}
 	for _, ch := range j.Changes {
 		// A reboot undoes everything but what is written to files.

@@ -20,6 +20,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host/proc"
+	"tbcluster/host/schema"
 	"tbcluster/instance/rank"
 )
 
@@ -70,12 +71,12 @@ func openRanks(opt Options, bootID string, strict bool) (*ranks, error) {
 	if err != nil {
 		return nil, fault.New(fault.FileIO, "read the record of ranks", err, "make it readable for root").At(r.path)
 	}
+	if err := schema.Check(data, ranksSchema, r.path); err != nil {
+		return nil, err
+	}
 	var f ranksFile
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fault.New(fault.FileIO, "read the record of ranks", err, "end what still runs by hand, then remove the file").At(r.path)
-	}
-	if f.Schema > ranksSchema {
-		return nil, fault.Newf(fault.StateTooNew, "install the newer version again", "the record of ranks is of schema %d, this program knows %d", f.Schema, ranksSchema).At(r.path)
 	}
 	r.list = f.Ranks
 	return r, nil

@@ -38,6 +38,8 @@ func TestMain(m *testing.M) {
 			}
 			_, _ = io.Copy(io.Discard, f)
 			os.Exit(0)
+		case "journal":
+			os.Exit(journalVictim(os.Args[2], os.Args[3]))
 		case "rank": // as the real one, it begins once its input has ended
 			if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 				os.Exit(1)
@@ -448,6 +450,34 @@ func TestProgramsOfOthersAreNotRun(t *testing.T) {
 		if _, err := f.StartRank(t.Context(), me, false, id, 0, map[string]any{"program": program(t)}); !fault.Is(err, fault.Protocol) {
 			t.Errorf("instance %q: %v", id, err)
 		}
+	}
+}
+
+// An agent cannot take all of the machine's processes.
+func TestWorkersAreBounded(t *testing.T) {
+	f := serve(t, t.TempDir(), newMachine())
+	me := host.Asker{Socket: client(t)}
+	f.server.workers.Store(maxWorkers - 1)
+	c, _, err := f.Worker(t.Context(), me, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := f.Worker(t.Context(), me, false); !fault.Is(err, fault.Denied) {
+		t.Errorf("one too many: %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(time.Minute); f.server.workers.Load() != maxWorkers-1; time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatal("a worker that has ended still counts")
+		}
+	}
+	if c, _, err = f.Worker(t.Context(), me, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/schema"
 	"tbcluster/host/sock"
 )
 
@@ -59,11 +60,11 @@ func (p *people) load() error {
 	if err != nil {
 		return fault.New(fault.FileIO, "read who may do what", err, "make it readable for root").At(p.path)
 	}
+	if err := schema.Check(data, peopleSchema, p.path); err != nil {
+		return err
+	}
 	if err := json.Unmarshal(data, &p.file); err != nil {
 		return fault.New(fault.FileIO, "read who may do what", err, "remove the file; owners and mappings are then given anew by `tbcluster pair --map`").At(p.path)
-	}
-	if p.file.Schema > peopleSchema {
-		return fault.Newf(fault.StateTooNew, "install the newer version again", "the file of who may do what is of schema %d, this program knows %d", p.file.Schema, peopleSchema).At(p.path)
 	}
 	return nil
 }

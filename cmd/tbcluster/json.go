@@ -258,6 +258,7 @@ type memberJSON struct {
 	IntroducedBy string     `json:"introduced_by"`
 	IntroducedAt *time.Time `json:"introduced_at"`
 	Revoked      bool       `json:"revoked"`
+	Client       bool       `json:"client"`
 }
 
 type pingWayJSON struct {
@@ -460,7 +461,7 @@ func toPlanOptionJSON(o *tbv1.PlanOption) planOptionJSON {
 }
 
 func toMemberJSON(m *tbv1.Member) memberJSON {
-	return memberJSON{m.GetName(), m.GetNodeId(), roleWord(m.GetRole()), m.GetIntroducedBy(), timeJSON(m.GetIntroducedAt()), m.GetRevoked()}
+	return memberJSON{m.GetName(), m.GetNodeId(), roleWord(m.GetRole()), m.GetIntroducedBy(), timeJSON(m.GetIntroducedAt()), m.GetRevoked(), m.GetClient()}
 }
 
 func toPingWayJSON(w *tbv1.PingWay) pingWayJSON {

@@ -51,7 +51,7 @@ Nothing leads out of a lab, and "lab down" leaves nothing behind.` + exitHelp(la
 	}
 	cmd.AddCommand(
 		newLabUpCommand(o), newLabDownCommand(o), newLabListCommand(o), newLabStatusCommand(o),
-		newLabCutCommand(o), newLabMendCommand(o),
+		newLabCutCommand(o), newLabMendCommand(o), newLabLANCommand(o), newLabMulticastCommand(o), newLabPartCommand(o),
 		newLabPowerCommand(o, "kill NODE", "Take the power from a node, or kill its agent",
 			`Every process of the node dies, /run, /tmp and /dev/shm are gone, its cables go
 dead at their other ends. Its disk stays: "lab start" boots it, with a new boot
@@ -93,7 +93,7 @@ type labUpOptions struct {
 	nodes, cables          int
 	topology, memory, disk string
 	rate                   string
-	binds                  []string
+	binds, quirks          []string
 	noBoot                 bool
 }
 
@@ -119,6 +119,7 @@ Nodes are called alpha, beta, gamma and so on. They see the machine's programs
 	f.StringVar(&o.memory, "memory", "8g", "memory that each node reports; enforced, together with the disk, where cgroups allow")
 	f.StringVar(&o.disk, "disk", "8g", "size of each node's data disk, which survives a power cut (it is in memory)")
 	f.StringArrayVar(&o.binds, "bind", nil, "HOST:NODE, show a directory or file of this machine in every node, read-only (repeatable)")
+	f.StringSliceVar(&o.quirks, "quirk", nil, "what makes a desk harder to see through: hub (the first node's cables go through hubs), devices (docks and disks), crossed (ports with one UUID), swapped (UUIDs written otherwise)")
 	f.BoolVar(&o.noBoot, "no-agent", false, "start no agents")
 	var topologies []cobra.Completion
 	for _, t := range lab.Topologies {
@@ -134,6 +135,9 @@ Nodes are called alpha, beta, gamma and so on. They see the machine's programs
 func (o *labUpOptions) options() (lab.Options, error) {
 	opts := lab.Options{
 		Name: o.name, Nodes: o.nodes, Topology: lab.Topology(o.topology), Cables: o.cables, Rate: o.rate, NoBoot: o.noBoot,
+	}
+	for _, q := range o.quirks {
+		opts.Quirks = append(opts.Quirks, lab.Quirk(q))
 	}
 	var err error
 	if opts.Memory, err = lab.ParseSize(o.memory); err != nil {
@@ -310,6 +314,9 @@ func printLab(g *globals, s lab.Status) {
 		if n.LANCut {
 			address += " (cut)"
 		}
+		if n.Multicast != "" {
+			address += " (multicast " + string(n.Multicast) + ")"
+		}
 		nodes.add(n.Name, string(n.State), agent, address, memoryText(n.Memory), memoryText(n.Disk), bytesText(n.DiskUsed))
 	}
 	nodes.write(g.out)
@@ -359,6 +366,8 @@ carrier and drops every frame.
 		RunE:              func(cmd *cobra.Command, args []string) error { return runLabCut(cmd.Context(), o, args[0], cut) },
 	}
 	cmd.Flags().BoolVar(&cut.Silent, "silent", false, "keep the carrier and drop every frame")
+	cmd.Flags().BoolVar(&cut.Half, "half", false, "only A sees the cable still, and an interface without carrier")
+	cmd.MarkFlagsMutuallyExclusive("silent", "half")
 	cmd.Flags().IntVar(&cut.Cable, "cable", 0, "one cable of the pair, counted from 1 (default all)")
 	return cmd
 }
@@ -375,13 +384,16 @@ func runLabCut(ctx context.Context, o *labOptions, arg string, cut lab.CutOption
 	word := "cut"
 	switch {
 	case b == lanPlug && cut != lab.CutOptions{}:
-		return fault.Newf(fault.Usage, "leave --silent and --cable out", "the LAN has one plug, which can only be pulled")
+		return fault.Newf(fault.Usage, "leave the flags out", "the LAN has one plug, which can only be pulled")
 	case b == lanPlug:
 		err = l.CutLAN(ctx, a)
 	default:
 		err = l.Cut(ctx, a, b, cut)
-		if cut.Silent {
+		switch {
+		case cut.Silent:
 			word = "silent"
+		case cut.Half:
+			word = "seen by " + a + " alone"
 		}
 	}
 	if err != nil {
@@ -403,6 +415,7 @@ they did not have before, as after a rename by udev.` + exitHelpAlone(labErrors.
 		RunE:              func(cmd *cobra.Command, args []string) error { return runLabMend(cmd.Context(), o, args[0], mend) },
 	}
 	cmd.Flags().BoolVar(&mend.Rename, "rename", false, "give the interfaces new names")
+	cmd.Flags().BoolVar(&mend.Move, "move", false, "plug both ends into other ports")
 	cmd.Flags().IntVar(&mend.Cable, "cable", 0, "one cable of the pair, counted from 1 (default all)")
 	return cmd
 }
@@ -418,7 +431,7 @@ func runLabMend(ctx context.Context, o *labOptions, arg string, mend lab.MendOpt
 	}
 	switch {
 	case b == lanPlug && mend != lab.MendOptions{}:
-		return fault.Newf(fault.Usage, "leave --rename and --cable out", "the LAN has one plug")
+		return fault.Newf(fault.Usage, "leave the flags out", "the LAN has one plug")
 	case b == lanPlug:
 		err = l.MendLAN(ctx, a)
 	default:
@@ -428,6 +441,107 @@ func runLabMend(ctx context.Context, o *labOptions, arg string, mend lab.MendOpt
 		return err
 	}
 	return o.done(ctx, l, "%s:%s is plugged", a, b)
+}
+
+func newLabLANCommand(o *labOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "lan down|up [NODE...]",
+		Short: "Switch the LAN off or on, for all nodes or some",
+		Long: `Takes the carrier from the LAN interfaces of the named nodes, or of all, as a
+switch without power does; "up" gives it back. The cables are not touched.` + exitHelpAlone(labErrors...),
+		Args:      cobra.MinimumNArgs(1),
+		ValidArgs: []cobra.Completion{"down", "up"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			do := map[string]func(*lab.Lab, context.Context, string) error{"down": (*lab.Lab).CutLAN, "up": (*lab.Lab).MendLAN}[args[0]]
+			if do == nil {
+				return fault.Newf(fault.Usage, "write `tbcluster lab lan down` or `up`", "the LAN cannot be %q", args[0])
+			}
+			return o.eachNode(cmd.Context(), args[1:], do, "the LAN is "+args[0])
+		},
+	}
+}
+
+func newLabPartCommand(o *labOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "part [NODE,NODE... ...]",
+		Short: "Let the LAN fall into parts, or be one again",
+		Long: `Each argument is one part, nodes separated by commas: nodes of different parts
+do not reach each other by the LAN. Nodes in no part are with the LAN's host.
+Without arguments it is one LAN again. Cables are left as they are.` + exitHelpAlone(labErrors...),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := o.open()
+			if err != nil {
+				return err
+			}
+			var groups [][]string
+			for _, a := range args {
+				groups = append(groups, strings.Split(a, ","))
+			}
+			if err := l.Part(cmd.Context(), groups...); err != nil {
+				return err
+			}
+			if len(groups) == 0 {
+				return o.done(cmd.Context(), l, "the LAN is one")
+			}
+			return o.done(cmd.Context(), l, "the LAN is in parts: %s", strings.Join(args, " | "))
+		},
+	}
+}
+
+func newLabMulticastCommand(o *labOptions) *cobra.Command {
+	refuse := false
+	cmd := &cobra.Command{
+		Use:   "multicast off|on [NODE...]",
+		Short: "Block multicast on nodes, or let it through again",
+		Long: `Blocks multicast on all interfaces of the named nodes, or of all nodes: it is
+sent, and none arrives, as behind many access points. With --refuse sending
+fails too, as a packet filter has it. Everything else goes on.` + exitHelpAlone(labErrors...),
+		Args:      cobra.MinimumNArgs(1),
+		ValidArgs: []cobra.Completion{"off", "on"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			how := lab.MulticastLost
+			switch {
+			case args[0] == "on" && refuse:
+				return fault.Newf(fault.Usage, "leave --refuse out", "what is let through is not refused")
+			case args[0] == "on":
+				how = ""
+			case args[0] != "off":
+				return fault.Newf(fault.Usage, "write `tbcluster lab multicast off` or `on`", "multicast cannot be %q", args[0])
+			case refuse:
+				how = lab.MulticastRefused
+			}
+			return o.eachNode(cmd.Context(), args[1:], func(l *lab.Lab, ctx context.Context, node string) error {
+				return l.SetMulticast(ctx, node, how)
+			}, "multicast is "+args[0])
+		},
+	}
+	cmd.Flags().BoolVar(&refuse, "refuse", false, "let sending fail too")
+	return cmd
+}
+
+// eachNode does something to the named nodes, or to all.
+func (o *labOptions) eachNode(ctx context.Context, names []string, do func(*lab.Lab, context.Context, string) error, done string) error {
+	l, err := o.open()
+	if err != nil {
+		return err
+	}
+	where := strings.Join(names, ", ")
+	if len(names) == 0 {
+		s, err := l.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, n := range s.Nodes {
+			names = append(names, n.Name)
+		}
+		where = "all nodes"
+	}
+	for _, n := range names {
+		if err := do(l, ctx, n); err != nil {
+			return err
+		}
+	}
+	return o.done(ctx, l, "%s for %s", done, where)
 }
 
 // newLabPowerCommand returns a command that does something to a node or its agent.

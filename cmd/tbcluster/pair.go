@@ -29,6 +29,10 @@ type pairOptions struct {
 	yes            bool
 	as             string
 	mapping        string
+	newIdentity    bool
+	client         string
+	out            string
+	roleGiven      bool
 }
 
 func newPairCommand(g *globals) *cobra.Command {
@@ -46,27 +50,36 @@ Whoever pairs on the other side acts on this node as the user who pairs here, or
 as the one that --as names; root has to be named. Every other user of the other
 node is refused until --map says as whom he acts.
 
---list shows who is in and who let whom in. --revoke puts a node out for good:
-its connections end, every node learns of it, and it can only come back with a
-new identity.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.Connection, fault.Timeout, fault.Interrupted),
+--list shows who is in and who let whom in. --revoke puts a node or client out
+for good: its connections end, every node learns of it, and it can only come back
+with a new identity, which --new-identity gives this machine: it is then a new
+node in no cluster.
+
+--client NAME makes a file with which a program on a machine that is no node, a
+laptop say, uses the gRPC API of this node over the network, as docs/clients.md
+shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.Connection, fault.Timeout, fault.Interrupted),
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				o.code = args[0]
 			}
+			o.roleGiven = cmd.Flags().Changed("role")
 			return runPair(cmd.Context(), o)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.address, "address", "", "where the node with the code is (host or host:port), if it is not found by itself")
-	f.StringVar(&o.role, "role", "admin", "what the new node may do: viewer, operator or admin")
+	f.StringVar(&o.role, "role", "admin", "what the new node or client may do: viewer, operator or admin (a client: viewer if not given)")
+	f.BoolVar(&o.newIdentity, "new-identity", false, "make this machine a new node in no cluster")
+	f.StringVar(&o.client, "client", "", "let in a program on another machine by this name, and write what it needs to a file")
+	f.StringVarP(&o.out, "out", "O", "", "with --client: the file to write (default NAME.pem); \"-\" is standard output")
 	f.StringVar(&o.as, "as", sudoUser(g), "local user as whom the person who pairs on the other side acts here, else you")
 	f.StringVar(&o.mapping, "map", "", "NODE/USER=LOCAL: that user of that node acts here as LOCAL; nothing after = takes it back")
 	f.BoolVar(&o.list, "list", false, "list who is in the cluster and who let whom in")
 	f.StringVar(&o.revoke, "revoke", "", "put this node out")
 	f.BoolVar(&o.withIntroduced, "with-introduced", false, "with --revoke: also every node that it let in")
-	f.BoolVarP(&o.yes, "yes", "y", false, "with --revoke: do not ask")
+	f.BoolVarP(&o.yes, "yes", "y", false, "with --revoke and --new-identity: do not ask")
 	completeFlag(cmd, "revoke", complete(g, -1, nodeNames))
 	completeFlag(cmd, "role", cobra.FixedCompletions([]string{"viewer", "operator", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -87,7 +100,7 @@ var roles = map[string]tbv1.Role{
 
 func runPair(ctx context.Context, o *pairOptions) error {
 	asked := 0
-	for _, a := range []bool{o.code != "", o.list, o.revoke != "", o.mapping != ""} {
+	for _, a := range []bool{o.code != "", o.list, o.revoke != "", o.mapping != "", o.newIdentity, o.client != ""} {
 		if a {
 			asked++
 		}
@@ -95,9 +108,11 @@ func runPair(ctx context.Context, o *pairOptions) error {
 	role, ok := roles[o.role]
 	switch {
 	case asked > 1:
-		return fault.Newf(fault.Usage, "run one after the other", "a code, --list, --revoke and --map do not go together")
+		return fault.Newf(fault.Usage, "run one after the other", "a code, --list, --revoke, --map, --client and --new-identity do not go together")
 	case !ok:
 		return fault.Newf(fault.Usage, "use viewer, operator or admin", "no role is called %q", o.role)
+	case o.out != "" && o.client == "":
+		return fault.Newf(fault.Usage, "name the client: --client NAME", "--out belongs to --client")
 	case o.address != "" && o.code == "":
 		return fault.Newf(fault.Usage, "give the code that the other node shows", "--address needs a code")
 	}
@@ -122,6 +137,10 @@ func runPair(ctx context.Context, o *pairOptions) error {
 		return pairRevoke(ctx, o, c)
 	case o.code != "":
 		return pairJoin(ctx, o, c)
+	case o.newIdentity:
+		return pairNewIdentity(ctx, o, c)
+	case o.client != "":
+		return pairClient(ctx, o, c, role)
 	}
 	return pairOpen(ctx, o, c, role)
 }
@@ -310,6 +329,9 @@ func writeMembers(w io.Writer, members []*tbv1.Member) {
 			when = m.GetIntroducedAt().AsTime().Local().Format("2006-01-02 15:04")
 		}
 		role := roleWord(m.GetRole())
+		if m.GetClient() {
+			role += " (client)"
+		}
 		if m.GetRevoked() {
 			role = "put out"
 		}

@@ -26,7 +26,7 @@ func Main(m *testing.M) {
 	if os.Getenv(inside) != "" {
 		os.Exit(m.Run())
 	}
-	code, err := again()
+	code, err := again(os.Args[1:], true)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "run the tests in a network namespace of their own (this needs root, or user namespaces):", err)
 		os.Exit(1)
@@ -34,16 +34,35 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-func again() (int, error) {
+// Alone runs the calling test, and no other, in a new network namespace, for
+// packages whose other tests have no use for one. It is false in the process that
+// has waited for that: the test then returns.
+func Alone(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(inside) != "" {
+		return true
+	}
+	code, err := again([]string{"-test.run=^" + t.Name() + "$", "-test.v", "-test.count=1"}, false)
+	if err != nil {
+		t.Fatal("run it in a network namespace of its own (this needs root, or user namespaces):", err)
+	}
+	if code != 0 {
+		t.Errorf("in its namespace it ended with %d", code)
+	}
+	return false
+}
+
+// again runs this test binary in a namespace. inherit hands on the descriptors by
+// which go test and its fuzzing talk.
+func again(args []string, inherit bool) (int, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.Command(self, os.Args[1:]...)
+	cmd := exec.Command(self, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), inside+"=1")
-	// go test and its fuzzing talk over descriptors from 3 on.
-	for fd := uintptr(3); fd < 6; fd++ {
+	for fd := uintptr(3); inherit && fd < 6; fd++ {
 		if _, err := unix.FcntlInt(fd, unix.F_GETFD, 0); err != nil {
 			break
 		}

@@ -11,6 +11,9 @@ import (
 	"strings"
 
 	"tbcluster/host"
+
+	"tbcluster/api/fault"
+	"tbcluster/host/schema"
 )
 
 // person is a host.Asker as it is kept: without its socket.
@@ -33,6 +36,9 @@ var instanceID = regexp.MustCompile(`^[a-z0-9]{6,32}$`)
 // secrets.
 type store struct{ dir string }
 
+// recordSchema is the number of what a record means.
+const recordSchema = 1
+
 func newStore(dir string) (store, error) {
 	return store{dir}, os.MkdirAll(dir, 0o700)
 }
@@ -45,6 +51,8 @@ func (s store) save(id string, v any) (err error) {
 	if err != nil {
 		return err
 	}
+	// Every record is an object.
+	data = append(fmt.Appendf(nil, `{"schema":%d,`, recordSchema), data[1:]...)
 	f, err := os.CreateTemp(s.dir, ".new-*")
 	if err != nil {
 		return err
@@ -81,13 +89,16 @@ func (s store) remove(id string) error {
 }
 
 // load hands every record to each; one that cannot be read is an error that
-// names it, after the others.
+// names it, after the others. Where one is of a newer version none is handed out,
+// and the error is a fault that says so (STATE_TOO_NEW).
 func (s store) load(each func(id string, data []byte) error) error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
+	var ids []string
+	var whole []func() error
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".new-") { // a save that was cut off
 			errs = append(errs, os.Remove(filepath.Join(s.dir, e.Name())))
@@ -99,10 +110,22 @@ func (s store) load(each func(id string, data []byte) error) error {
 		}
 		data, err := readRecord(s.name(id))
 		if err == nil {
-			err = each(id, data)
+			err = schema.Check(data, recordSchema, s.name(id))
+		}
+		if fault.Is(err, fault.StateTooNew) {
+			return err
+		}
+		if err == nil {
+			whole = append(whole, func() error { return each(id, data) })
+			ids = append(ids, id)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("record of instance %s: %w", id, err))
+		}
+	}
+	for i, hand := range whole {
+		if err := hand(); err != nil {
+			errs = append(errs, fmt.Errorf("record of instance %s: %w", ids[i], err))
 		}
 	}
 	return errors.Join(errs...)

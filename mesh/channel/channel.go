@@ -116,6 +116,7 @@ type wayKey struct {
 type protocol struct {
 	handle   func(*Conn)
 	unpaired bool
+	clients  *ClientServer // set for API alone
 }
 
 // New returns a Channel that speaks as key to whom trust trusts.
@@ -190,7 +191,12 @@ func (c *Channel) setProtocol(alpn string, old, p *protocol) {
 	} else {
 		c.protocols[alpn] = p
 	}
-	alpns := keys(c.protocols)
+	var alpns []string
+	for alpn, p := range c.protocols {
+		if p.clients == nil {
+			alpns = append(alpns, alpn)
+		}
+	}
 	slices.Sort(alpns)
 	c.serverConfig.Store(c.acceptConfig(alpns))
 }
@@ -208,11 +214,8 @@ func (c *Channel) checkTrust() {
 	clients := map[identity.NodeID]bool{}
 	c.mu.Unlock()
 	for _, conn := range conns {
-		if conn.unpaired {
-			continue
-		}
-		if _, ok := c.trust.Trusted(conn.key); !ok {
-			c.o.Log.Info("closing the connection of a node that was put out", "node", conn.peer)
+		if !c.trusted(conn) {
+			c.o.Log.Info("closing the connection of one that was put out", "node", conn.peer)
 			conn.abort()
 			clients[conn.peer] = true
 		}
@@ -241,7 +244,7 @@ func (c *Channel) register(conn *Conn) bool {
 		return false
 	}
 	// Revoked between the handshake and now?
-	if _, trusted := c.trust.Trusted(conn.key); !trusted && !conn.unpaired {
+	if !c.trusted(conn) {
 		conn.abort()
 		return false
 	}
@@ -273,7 +276,9 @@ func (c *Channel) Peers() map[identity.NodeID]int {
 	defer c.mu.Unlock()
 	peers := map[identity.NodeID]int{}
 	for conn := range c.conns {
-		peers[conn.peer]++
+		if conn.client == nil {
+			peers[conn.peer]++
+		}
 	}
 	return peers
 }

@@ -42,6 +42,9 @@ type Conn struct {
 	key      ed25519.PublicKey
 	via      Way
 	unpaired bool // its key was not asked for
+	// client and spki are set for a client's connection: who has that key.
+	client func(spki []byte) (identity.Member, bool)
+	spki   []byte
 
 	closing sync.Once
 	done    chan struct{}

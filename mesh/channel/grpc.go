@@ -39,7 +39,7 @@ func (channelCredentials) ClientHandshake(_ context.Context, _ string, raw net.C
 
 func (channelCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, ok := raw.(*Conn)
-	if !ok || conn.unpaired {
+	if !ok || conn.unpaired || conn.client != nil {
 		_ = raw.Close() // it is nobody's
 		return nil, nil, fmt.Errorf("a %T is no connection to a paired node", raw)
 	}
@@ -59,6 +59,9 @@ func (c channelCredentials) Clone() credentials.TransportCredentials { return c 
 // server names here.
 func (channelCredentials) OverrideServerName(string) error { return nil }
 
+// bufferSize is that of each direction of a connection between agents, bytes.
+const bufferSize = 4 << 10
+
 // ServerOptions are the options of a gRPC server on Listener(Control).
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
@@ -67,13 +70,17 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.MaxSendMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(1024),
 		grpc.ConnectionTimeout(10 * time.Second),
+		// A node has a connection to each other, and most say little.
+		grpc.ReadBufferSize(bufferSize),
+		grpc.WriteBufferSize(bufferSize),
+		grpc.SharedWriteBuffer(true),
 	}
 }
 
 // PeerFromContext returns the node that called, within a gRPC handler.
 func PeerFromContext(ctx context.Context) (identity.NodeID, bool) {
 	conn, ok := ConnFromContext(ctx)
-	if !ok {
+	if !ok || conn.client != nil {
 		return "", false
 	}
 	return conn.Peer(), true
@@ -95,6 +102,9 @@ func clientOptions(dial func(context.Context, string) (net.Conn, error)) []grpc.
 		grpc.WithContextDialer(dial),
 		grpc.WithAuthority(authType),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithReadBufferSize(bufferSize),
+		grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithSharedWriteBuffer(true),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},

@@ -175,8 +175,10 @@ func (c *Channel) acceptHandshake(raw net.Conn) (*Conn, *protocol, error) {
 	if p == nil {
 		return nil, nil, errProtocol
 	}
-	if _, err := t.Write([]byte{accepted}); err != nil {
-		return nil, nil, err
+	if p.clients == nil {
+		if _, err := t.Write([]byte{accepted}); err != nil {
+			return nil, nil, err
+		}
 	}
 	via := Way{Kind: LAN}
 	if remote, ok := raw.RemoteAddr().(*net.TCPAddr); ok {
@@ -188,8 +190,28 @@ func (c *Channel) acceptHandshake(raw net.Conn) (*Conn, *protocol, error) {
 			via.Kind = Cable
 		}
 	}
+	if p.clients != nil {
+		conn, err := c.newClientConn(raw, t, via, p.clients)
+		return conn, p, err
+	}
 	conn, err := c.newConn(raw, t, via, p.unpaired)
 	return conn, p, err
+}
+
+// newClientConn makes a Conn of a client's connection. It may come over any
+// network: what the system does about dead ones is enough.
+func (c *Channel) newClientConn(raw net.Conn, t *tls.Conn, via Way, s *ClientServer) (*Conn, error) {
+	spki, err := clientKey(t.ConnectionState())
+	if err != nil {
+		return nil, err
+	}
+	if err := raw.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return &Conn{
+		Conn: t, raw: raw, channel: c, peer: identity.ClientID(spki), via: via,
+		client: s.Trusted, spki: spki, done: make(chan struct{}),
+	}, nil
 }
 
 // newConn makes a Conn of a connection whose handshake is done.

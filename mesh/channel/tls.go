@@ -81,11 +81,13 @@ func (c *Channel) acceptConfig(alpns []string) *tls.Config {
 		Certificates: []tls.Certificate{c.key.Certificate()},
 		ClientAuth:   tls.RequireAnyClientCert,
 		NextProtos:   alpns,
+		// Clients know this node by another certificate.
+		GetConfigForClient: c.configFor,
 		// A resumed session would not show the key again.
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			p := c.protocol(cs.NegotiatedProtocol)
-			if p == nil {
+			if p == nil || p.clients != nil {
 				return errProtocol
 			}
 			return c.verify(cs, "", p.unpaired)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,10 +20,12 @@ const DefaultPort = 7871
 const (
 	// browseFor is how long one browse of the library is of use: it stops
 	// asking after the first answer and never tells of a node twice. With many
-	// nodes it is longer, since every node answers every question of every
-	// other: once more for every crowd of nodes.
+	// nodes it is longer, by the square of their number in crowds, since every
+	// node answers every question of every other, and all hear all answers.
 	browseFor = 10 * time.Second
-	crowd     = 16
+	crowd     = 8
+	// longestBrowse bounds that: what nobody confirms has to go some day.
+	longestBrowse = 10 * time.Minute
 	// sendAgain is how many browses pass between looks at whether sending works.
 	sendAgain = 3
 	// lookEvery is how often the interfaces are listed without being told to.
@@ -31,6 +34,9 @@ const (
 	resolveEvery = time.Minute
 	// saveEvery is how often the memory of addresses is written at most.
 	saveEvery = 5 * time.Second
+	// fullAgain is how soon after it began a browse that has heard too much is
+	// begun anew: a flood costs one browse a second, and hides nobody for longer.
+	fullAgain = time.Second
 	// goneAfter browses and a half without a word a node's mDNS addresses are no
 	// more.
 	goneAfter = 3
@@ -42,6 +48,15 @@ const (
 var askAt = []time.Duration{
 	0, 100 * time.Millisecond, 300 * time.Millisecond, 700 * time.Millisecond,
 	1200 * time.Millisecond, 1800 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 6 * time.Second,
+}
+
+// askAmong is how often a new interface is asked among so many nodes: they have
+// answered by then, and who starts later says so unasked.
+func askAmong(nodes int) int {
+	if nodes < crowd {
+		return len(askAt)
+	}
+	return 3
 }
 
 // Options are the settings of a Finder.
@@ -56,8 +71,11 @@ type Options struct {
 	Interfaces func() ([]Interface, error)
 	// Known says whether a node is in the cluster: strangers never displace it.
 	Known func(identity.NodeID) bool
-	Clock host.Clock   // nil is the system's
-	Log   *slog.Logger // nil discards
+	// Invites says whether a node can have an open code of that public number; nil
+	// takes every word for it. Strangers with one are displaced last.
+	Invites func(identity.NodeID, string) bool
+	Clock   host.Clock   // nil is the system's
+	Log     *slog.Logger // nil discards
 }
 
 // Announcement is what this node says of itself.
@@ -66,15 +84,6 @@ type Announcement struct {
 	OS   string
 	Port uint16
 	Pair string // public number of an open code, or ""
-}
-
-// Trouble is why multicast does not work on an interface.
-type Trouble struct {
-	Interface string
-	Err       error
-	// Blocked is set where the system refuses multicast although the interface
-	// has an address (macOS: Local Network permission; Linux: a packet filter).
-	Blocked bool
 }
 
 // Finder finds nodes nearby. Its methods may be called at once from several
@@ -112,7 +121,7 @@ func New(o Options) (*Finder, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	f := &Finder{
-		o: o, table: table{self: o.Self, known: o.Known, nodes: map[identity.NodeID]*found{}},
+		o: o, table: table{self: o.Self, known: o.Known, invites: o.Invites, nodes: map[identity.NodeID]*found{}},
 		subscribers: map[int]chan struct{}{},
 		rescan:      make(chan struct{}, 1), announce: make(chan struct{}, 1),
 	}
@@ -141,6 +150,23 @@ func (f *Finder) Announce(a Announcement) {
 	if changed {
 		signal(f.announce)
 	}
+}
+
+// Reached notes that a node is in reach on an own network now, without a router
+// between: what it announces should be heard.
+func (f *Finder) Reached(node identity.NodeID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.table.reached(node, f.o.Clock.Now())
+}
+
+// Unheard returns nodes that are in reach and whose announcements have not been
+// heard for longer than that can be chance, sorted: somebody on the way loses
+// multicast, or keeps one of both from it.
+func (f *Finder) Unheard() []identity.NodeID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table.unheard(f.o.Clock.Now())
 }
 
 // Rescan looks at the interfaces now, and asks and announces anew if they changed.
@@ -218,7 +244,7 @@ func (f *Finder) Run(ctx context.Context) error {
 	if len(f.statics) > 0 {
 		background.Go(func() { f.resolve(ctx) })
 	}
-	m := &mdns{self: f.o.Self, found: f.heard, log: f.o.Log}
+	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
 
 	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
@@ -229,13 +255,24 @@ func (f *Finder) Run(ctx context.Context) error {
 	ask := time.NewTimer(0)
 	defer ask.Stop()
 	asked := 0
+	asking := map[string]bool{} // interfaces
 	anew := func() {
+		changed := f.look(m)
+		if len(changed) == 0 {
+			return
+		}
+		m.browse(ctx, changed)
+		m.announce(f.announcement())
+		if asked >= f.askAmong() {
+			clear(asking)
+		}
+		for name := range changed {
+			asking[name] = true
+		}
 		asked = 0
 		ask.Reset(askAt[0])
 	}
-	f.look(m)
-	m.browse(ctx)
-	m.announce(f.announcement())
+	anew()
 	for {
 		select {
 		case <-ctx.Done():
@@ -243,28 +280,22 @@ func (f *Finder) Run(ctx context.Context) error {
 			return f.save()
 		case <-look.C:
 			f.expire()
-			if f.look(m) {
-				m.browse(ctx)
-				m.announce(f.announcement())
-				anew()
-			}
+			anew()
 		case <-f.rescan:
-			if f.look(m) {
-				m.announce(f.announcement())
-			}
-			m.browse(ctx)
 			anew()
 		case <-f.announce:
 			m.announce(f.announcement())
 		case <-browse.C:
-			m.browse(ctx)
+			m.browse(ctx, nil)
 			browse.Reset(f.browseFor())
 			if browses++; browses%sendAgain == 0 {
-				f.trouble(m.ask())
+				f.trouble(nil, m.ask(nil))
 			}
+		case <-m.full:
+			browse.Reset(max(0, fullAgain-time.Since(m.browsedAt)))
 		case <-ask.C:
-			f.trouble(m.ask())
-			if asked++; asked < len(askAt) {
+			f.trouble(asking, m.ask(asking))
+			if asked++; asked < f.askAmong() {
 				ask.Reset(askAt[asked] - askAt[asked-1])
 			}
 		case <-save.C:
@@ -273,6 +304,13 @@ func (f *Finder) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// askAmong is askAmong for the nodes of now.
+func (f *Finder) askAmong() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return askAmong(len(f.table.nodes))
 }
 
 // browseFor is how long a browse lasts among the nodes of now.
@@ -288,24 +326,32 @@ func (f *Finder) announcement() Announcement {
 	return f.announced
 }
 
-// look lists the interfaces and says whether they changed.
-func (f *Finder) look(m *mdns) bool {
+// look lists the interfaces and names those that have come, gone or changed.
+func (f *Finder) look(m *mdns) map[string]bool {
 	interfaces, err := f.o.Interfaces()
 	if err != nil {
 		f.o.Log.Warn("cannot list the network interfaces", "error", err)
-		return false
+		return nil
 	}
 	if len(interfaces) > maxInterfaces {
 		interfaces = interfaces[:maxInterfaces]
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if m.interfaces != nil && slices.EqualFunc(interfaces, f.interfaces, Interface.same) {
-		return false
+	changed := map[string]bool{}
+	for _, list := range [][2][]Interface{{interfaces, f.interfaces}, {f.interfaces, interfaces}} {
+		for _, i := range list[0] {
+			if m.interfaces == nil || !slices.ContainsFunc(list[1], i.same) {
+				changed[i.Name] = true
+			}
+		}
+	}
+	if m.interfaces != nil && len(changed) == 0 {
+		return nil
 	}
 	f.interfaces = interfaces
 	m.interfaces = make([]net.Interface, 0, len(interfaces))
-	m.addresses = map[string][]netip.Prefix{}
+	m.addresses, m.cables = map[string][]netip.Prefix{}, map[string]bool{}
 	for _, i := range interfaces {
 		if !i.Multicast {
 			continue
@@ -315,10 +361,10 @@ func (f *Finder) look(m *mdns) bool {
 			continue // gone since; the next look sees that
 		}
 		m.interfaces = append(m.interfaces, *ni)
-		m.addresses[ni.Name] = i.Addresses
+		m.addresses[ni.Name], m.cables[ni.Name] = i.Addresses, i.Cable
 	}
 	f.tell()
-	return true
+	return changed
 }
 
 // heard takes what somebody announced.
@@ -338,11 +384,20 @@ func (f *Finder) expire() {
 	}
 }
 
-func (f *Finder) trouble(now []Trouble) {
+// trouble notes where multicast does not work, of the interfaces that were asked
+// on; nil is all.
+func (f *Finder) trouble(asked map[string]bool, now []Trouble) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for _, t := range f.troubles {
+		there := slices.ContainsFunc(f.interfaces, func(i Interface) bool { return i.Name == t.Interface })
+		if asked != nil && !asked[t.Interface] && there {
+			now = append(now, t)
+		}
+	}
+	slices.SortFunc(now, func(a, b Trouble) int { return strings.Compare(a.Interface, b.Interface) })
 	same := slices.EqualFunc(now, f.troubles, func(a, b Trouble) bool {
-		return a.Interface == b.Interface && a.Blocked == b.Blocked
+		return a.Interface == b.Interface && a.Cause == b.Cause
 	})
 	f.troubles = now
 	if !same {

@@ -9,9 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/grandcat/zeroconf"
@@ -42,30 +42,66 @@ const (
 type mdns struct {
 	self       identity.NodeID
 	found      func(said)
+	full       chan struct{} // a browse has heard maxEntries names
 	log        *slog.Logger
 	interfaces []net.Interface
 	addresses  map[string][]netip.Prefix // by interface
+	cables     map[string]bool           // interfaces
 
-	stopBrowse context.CancelFunc
-	browsers   sync.WaitGroup
-	server     *zeroconf.Server
-	servers    sync.WaitGroup // those being shut down
-	spoken     bool
+	// browses are that of the cables (true) and that of the rest: a cable that
+	// comes is no reason to ask the whole LAN again.
+	browses   map[bool]browse
+	browsers  sync.WaitGroup
+	browsedAt time.Time
+	server    *zeroconf.Server
+	servers   sync.WaitGroup // those being shut down
+	spoken    bool
 }
 
-// browse listens and asks anew on the interfaces of now.
-func (m *mdns) browse(ctx context.Context) {
-	if old := m.stopBrowse; old != nil {
-		time.AfterFunc(overlap, old)
-		m.stopBrowse = nil
+// browse is one that goes on.
+type browse struct {
+	on   map[string]bool // interfaces
+	stop context.CancelFunc
+}
+
+// browse listens and asks anew on the interfaces of now: on the cables and on
+// the rest, wherever one that changed is or was among them; nil is all.
+func (m *mdns) browse(ctx context.Context, changed map[string]bool) {
+	if m.browses == nil {
+		m.browses = map[bool]browse{}
 	}
-	if len(m.interfaces) == 0 {
-		return // the library would take all there are
+	m.browsedAt = time.Now()
+	for _, cables := range []bool{false, true} {
+		var list []net.Interface
+		on := map[string]bool{}
+		for _, i := range m.interfaces {
+			if m.cables[i.Name] == cables {
+				list, on[i.Name] = append(list, i), true
+			}
+		}
+		again := changed == nil
+		for name := range changed {
+			again = again || on[name] || m.browses[cables].on[name]
+		}
+		if !again {
+			continue
+		}
+		if old := m.browses[cables].stop; old != nil {
+			time.AfterFunc(overlap, old)
+		}
+		delete(m.browses, cables)
+		if len(list) > 0 { // the library would take all there are
+			m.browses[cables] = browse{on: on, stop: m.browseOn(ctx, list)}
+		}
 	}
-	ctx, m.stopBrowse = context.WithCancel(ctx)
+}
+
+// browseOn begins one browse.
+func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.CancelFunc {
+	ctx, stop := context.WithCancel(ctx)
 	// Apart, so that one works where the other cannot.
 	for family, ip := range map[string]zeroconf.IPType{"IPv4": zeroconf.IPv4, "IPv6": zeroconf.IPv6} {
-		resolver, err := zeroconf.NewResolver(zeroconf.SelectIPTraffic(ip), zeroconf.SelectIfaces(m.interfaces))
+		resolver, err := zeroconf.NewResolver(zeroconf.SelectIPTraffic(ip), zeroconf.SelectIfaces(list))
 		if err != nil {
 			m.log.Debug("cannot browse", "family", family, "error", err)
 			continue
@@ -83,6 +119,7 @@ func (m *mdns) browse(ctx context.Context) {
 			for e := range entries {
 				if n++; n == maxEntries {
 					cancel()
+					signal(m.full)
 				}
 				if n > maxEntries || e == nil {
 					continue
@@ -96,6 +133,7 @@ func (m *mdns) browse(ctx context.Context) {
 			}
 		})
 	}
+	return stop
 }
 
 // announce says a from now on, in place of what was said before.
@@ -111,7 +149,7 @@ func (m *mdns) announce(a Announcement) {
 			m.server = server
 			m.spoken = true
 			// The library probes for half a second before it says anything.
-			m.speak(func(addrs []netip.Prefix) *dns.Msg { return response(name, int(a.Port), a.txt(m.self), addrs, 120) })
+			m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, int(a.Port), a.txt(m.self), addrs, 120) })
 		}
 	}
 	if old != nil {
@@ -137,13 +175,13 @@ func (m *mdns) goodbye() {
 		return
 	}
 	name, txt := m.instance("bye"), []string{"id=" + string(m.self), "bye=1"}
-	m.speak(func(addrs []netip.Prefix) *dns.Msg { return response(name, DefaultPort, txt, addrs, 1) })
+	m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, DefaultPort, txt, addrs, 1) })
 }
 
 // close ends everything.
 func (m *mdns) close() {
-	if m.stopBrowse != nil {
-		m.stopBrowse()
+	for _, b := range m.browses {
+		b.stop()
 	}
 	if m.server != nil {
 		m.server.Shutdown()
@@ -152,12 +190,13 @@ func (m *mdns) close() {
 	m.browsers.Wait()
 }
 
-// ask sends a query on every interface, and says where that does not work.
-func (m *mdns) ask() []Trouble {
+// ask sends a query on the interfaces named, or on every one for nil, and says
+// where that does not work.
+func (m *mdns) ask(on map[string]bool) []Trouble {
 	q := new(dns.Msg)
 	q.SetQuestion(service+"."+domain, dns.TypePTR)
 	q.Id, q.RecursionDesired = 0, false
-	return m.speak(func([]netip.Prefix) *dns.Msg { return q })
+	return m.speak(on, func([]netip.Prefix) *dns.Msg { return q })
 }
 
 var (
@@ -165,8 +204,9 @@ var (
 	group6 = &net.UDPAddr{IP: net.ParseIP("ff02::fb"), Port: 5353}
 )
 
-// speak sends a message on every interface, over both families.
-func (m *mdns) speak(of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble) {
+// speak sends a message on the interfaces named, or on every one for nil, over
+// both families.
+func (m *mdns) speak(on map[string]bool, of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble) {
 	var four *ipv4.PacketConn
 	var six *ipv6.PacketConn
 	c4, err4 := net.ListenUDP("udp4", nil)
@@ -182,6 +222,9 @@ func (m *mdns) speak(of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble
 		err6 = six.SetMulticastHopLimit(255)
 	}
 	for _, i := range m.interfaces {
+		if on != nil && !on[i.Name] {
+			continue
+		}
 		addrs := m.addresses[i.Name]
 		data, err := of(addrs).Pack()
 		if err != nil {
@@ -215,8 +258,7 @@ func (m *mdns) speak(of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble
 		}
 		if failed {
 			err := errors.Join(errs...)
-			blocked := errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)
-			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Blocked: blocked})
+			troubles = append(troubles, Trouble{Interface: i.Name, Err: err, Cause: causeOf(runtime.GOOS, err)})
 		}
 	}
 	return troubles

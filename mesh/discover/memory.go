@@ -3,7 +3,6 @@ package discover
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/schema"
 	"tbcluster/mesh/identity"
 )
 
@@ -38,15 +38,13 @@ func loadMemory(dir string, log *slog.Logger) (memory, error) {
 	if err != nil {
 		return m, fault.New(fault.FileIO, "read where nodes were met", err, "give the agent the right to read it").At(path)
 	}
+	if err := schema.Check(data, memorySchema, path); err != nil {
+		return memory{}, err
+	}
 	if err := json.Unmarshal(data, &m); err != nil {
 		// A convenience, no record: it comes again with the nodes.
 		log.Warn("where nodes were met cannot be read and is begun anew", "file", path, "error", err)
 		return memory{}, nil
-	}
-	if m.Schema > memorySchema {
-		f := fault.Newf(fault.StateTooNew, "install that version again, or a newer one", "read where nodes were met").At(path)
-		f.Why = fmt.Sprintf("it was written by a newer tbcluster (schema %d, this one knows %d)", m.Schema, memorySchema)
-		return memory{}, f
 	}
 	return m, nil
 }

@@ -59,13 +59,18 @@ type found struct {
 	seen    time.Time                    // last announcement; zero if none counts
 	heardAt map[netip.AddrPort]time.Time // announced addresses
 	metAt   map[netip.AddrPort]time.Time // where it answered
+	// heardLast is when it was last heard, however long ago; reachedAt when it
+	// was last in reach, without a gap since reachedSince.
+	heardLast, reachedAt, reachedSince time.Time
 }
 
 // table is what is known of all nodes.
 type table struct {
 	self  identity.NodeID
 	known func(identity.NodeID) bool
-	nodes map[identity.NodeID]*found
+	// invites is Options.Invites.
+	invites func(identity.NodeID, string) bool
+	nodes   map[identity.NodeID]*found
 }
 
 // at returns the entry of a node, made if there is room for it.
@@ -86,8 +91,15 @@ func (t *table) at(node identity.NodeID) *found {
 // newest one is none other than who shouts loudest, and is as good as any.
 func (t *table) makeRoom(newcomer identity.NodeID) bool {
 	var oldest *found
+	// Who shows a code is looked for now, and that cannot be said by just anybody.
+	before := func(a, b *found) bool {
+		if (a.pair != "") != (b.pair != "") {
+			return a.pair == ""
+		}
+		return a.seen.Before(b.seen)
+	}
 	for id, f := range t.nodes {
-		if !t.known(id) && (oldest == nil || f.seen.Before(oldest.seen)) {
+		if !t.known(id) && (oldest == nil || before(f, oldest)) {
 			oldest = f
 		}
 	}
@@ -109,6 +121,9 @@ func (t *table) heard(s said, now time.Time) bool {
 	if s.bye {
 		return t.bye(s.node)
 	}
+	if s.pair != "" && t.invites != nil && !t.invites(s.node, s.pair) {
+		s.pair = ""
+	}
 	f := t.at(s.node)
 	if f == nil {
 		return false
@@ -120,7 +135,7 @@ func (t *table) heard(s said, now time.Time) bool {
 	}
 	addrs := s.addrs
 	s.addrs = nil
-	f.said, f.seen = s, now
+	f.said, f.seen, f.heardLast = s, now, now
 	for _, a := range addrs {
 		place := netip.AddrPortFrom(a, s.port)
 		if _, ok := f.heardAt[place]; !ok {
@@ -154,12 +169,48 @@ func (t *table) tidy(f *found) {
 
 // browseFor is how long a browse lasts among so many nodes.
 func (t *table) browseFor() time.Duration {
-	return browseFor * time.Duration(1+len(t.nodes)/crowd)
+	crowds := len(t.nodes) / crowd
+	return min(browseFor*time.Duration(1+crowds*crowds), longestBrowse)
+}
+
+// goneAfter is how long a node may say nothing before it counts as gone.
+func (t *table) goneAfter() time.Duration { return goneAfter*t.browseFor() + browseFor/2 }
+
+// reachedGap is how long a node may not be in reach without that being a new
+// beginning.
+const reachedGap = 15 * time.Second
+
+// reached notes that what a node announces should be heard.
+func (t *table) reached(node identity.NodeID, now time.Time) {
+	if node == t.self {
+		return
+	}
+	f := t.at(node)
+	if f == nil {
+		return
+	}
+	if now.Sub(f.reachedAt) > reachedGap || now.Before(f.reachedAt) {
+		f.reachedSince = now
+	}
+	f.reachedAt = now
+}
+
+// unheard lists nodes that are in reach and were not heard for long.
+func (t *table) unheard(now time.Time) []identity.NodeID {
+	long := t.goneAfter()
+	var list []identity.NodeID
+	for id, f := range t.nodes {
+		if now.Sub(f.reachedAt) <= reachedGap && now.Sub(f.reachedSince) > long && now.Sub(f.heardLast) > long {
+			list = append(list, id)
+		}
+	}
+	slices.Sort(list)
+	return list
 }
 
 // expire drops what was not heard of for long.
 func (t *table) expire(now time.Time) (news bool) {
-	gone := goneAfter*t.browseFor() + browseFor/2
+	gone := t.goneAfter()
 	for _, f := range t.nodes {
 		for a, at := range f.heardAt {
 			if now.Sub(at) > gone {
@@ -170,7 +221,9 @@ func (t *table) expire(now time.Time) (news bool) {
 		if !f.seen.IsZero() && now.Sub(f.seen) > gone {
 			f.seen, f.pair, news = time.Time{}, "", true
 		}
-		t.tidy(f)
+		if now.Sub(f.reachedAt) > reachedGap {
+			t.tidy(f)
+		}
 	}
 	return news
 }
@@ -237,6 +290,9 @@ func (t *table) candidates(interfaces []Interface, statics []static, now time.Ti
 			if now.Sub(at) < staticFor {
 				byAddr[a] = id
 			}
+		}
+		if len(f.heardAt) == 0 && len(f.metAt) == 0 && f.seen.IsZero() {
+			continue // in reach by other means: nothing was found
 		}
 		c.Addresses = order(places)
 		list = append(list, c)

@@ -1,12 +1,14 @@
 package discover
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,6 +98,26 @@ func sorted(s []string) map[string]bool {
 		m[x] = true
 	}
 	return m
+}
+
+// Who shows a code is found, whoever shouts: the number follows from the node's
+// key.
+func TestFloodOfForgeriesDisplacesNobodyWhoInvites(t *testing.T) {
+	inviter := newID(t)
+	tab := newTable(t)
+	tab.invites = func(id identity.NodeID, number string) bool { return id == inviter && number == "4711" }
+	tab.heard(said{node: inviter, port: 1, pair: "4711", addrs: addrs("192.0.2.1")}, t0)
+	for i := range 2 * maxNodes {
+		tab.heard(said{node: newID(t), port: 1, pair: "4711", addrs: addrs("192.0.2.3")}, t0.Add(time.Duration(i)*time.Millisecond))
+	}
+	if len(tab.nodes) > maxNodes || tab.nodes[inviter] == nil || tab.nodes[inviter].pair != "4711" {
+		t.Fatalf("%d nodes, the inviting one is %+v", len(tab.nodes), tab.nodes[inviter])
+	}
+	for id, f := range tab.nodes {
+		if id != inviter && f.pair != "" {
+			t.Fatal("a forger is taken for who invites")
+		}
+	}
 }
 
 func TestFloodOfForgeriesDisplacesNoMember(t *testing.T) {
@@ -306,4 +328,84 @@ func FuzzParseStatic(f *testing.F) {
 			t.Fatalf("%+v", s)
 		}
 	})
+}
+
+func TestWhoIsInReachAndNeverHeardIsNamed(t *testing.T) {
+	near, far, heard, left := newID(t), newID(t), newID(t), newID(t)
+	tab := newTable(t, near, far, heard, left)
+	say := func(id identity.NodeID, at time.Time) {
+		tab.heard(said{node: id, port: 7871, addrs: addrs("192.0.2.9")}, at)
+	}
+	unheard := func(at time.Time, want ...identity.NodeID) {
+		t.Helper()
+		if got := tab.unheard(at); !reflect.DeepEqual(got, want) {
+			t.Errorf("after %v: %v, want %v", at.Sub(t0), got, want)
+		}
+	}
+	long := tab.goneAfter()
+	step := 5 * time.Second
+	for d := time.Duration(0); d <= 2*long; d += step {
+		now := t0.Add(d)
+		tab.reached(near, now)
+		tab.reached(heard, now)
+		tab.reached(tab.self, now)
+		say(heard, now)
+		if d < 20*time.Second {
+			tab.reached(left, now)
+			say(near, now) // at first it is heard: multicast is blocked later
+		}
+		tab.met(far, netip.MustParseAddrPort("198.51.100.7:7871"), now) // by a router
+		tab.expire(now)
+		if d <= long {
+			unheard(now)
+		}
+	}
+	end := t0.Add(2 * long)
+	unheard(end, near)
+	if c := tab.candidates(nil, nil, end); len(c) != 2 { // far, by memory, and heard
+		t.Errorf("candidates: %+v", c)
+	}
+	// One announcement is enough.
+	say(near, end)
+	unheard(end.Add(step))
+	// Who was away has to be in reach for long again.
+	tab.reached(left, end)
+	tab.reached(left, end.Add(step))
+	unheard(end.Add(step))
+}
+
+func TestCausesOfBlockedMulticast(t *testing.T) {
+	send := func(errs ...syscall.Errno) error {
+		var all []error
+		for _, e := range errs {
+			all = append(all, &net.OpError{Op: "write", Net: "udp", Err: os.NewSyscallError("sendmsg", e)})
+		}
+		return errors.Join(all...)
+	}
+	for _, x := range []struct {
+		goos    string
+		err     error
+		want    Cause
+		blocked bool
+	}{
+		// What macOS gives to a program without the Local Network permission is a
+		// matter of routes elsewhere.
+		{"darwin", send(syscall.EHOSTUNREACH), Permission, true},
+		{"darwin", send(syscall.ENETUNREACH, syscall.EHOSTUNREACH), Permission, true},
+		{"darwin", send(syscall.ENETUNREACH), Unrouted, false},
+		{"darwin", send(syscall.ENETDOWN), Unrouted, false},
+		{"linux", send(syscall.EHOSTUNREACH), Unrouted, false},
+		{"linux", send(syscall.ENETUNREACH), Unrouted, false},
+		{"linux", send(syscall.EPERM), Refused, true},
+		{"linux", send(syscall.ENETUNREACH, syscall.EPERM), Refused, true},
+		{"linux", send(syscall.EACCES), Refused, true},
+		{"linux", send(syscall.ENODEV), Gone, false},
+		{"linux", send(syscall.EADDRNOTAVAIL), Gone, false},
+		{"linux", errors.New("odd"), Other, false},
+	} {
+		tr := Trouble{"lan0", x.err, causeOf(x.goos, x.err)}
+		if tr.Cause != x.want || tr.Blocked() != x.blocked || !strings.HasPrefix(tr.String(), "lan0: ") {
+			t.Errorf("%s, %v: %s, blocked %v: %s", x.goos, x.err, tr.Cause, tr.Blocked(), tr)
+		}
+	}
 }

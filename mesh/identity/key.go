@@ -82,11 +82,11 @@ func KeyFrom(private ed25519.PrivateKey) (*Key, error) {
 	return newKey(private)
 }
 
-// Renew moves key and trust in dir aside (to names that end in ".old" and the
+// Renew moves keys and trust in dir aside (to names that end in ".old" and the
 // time) and returns a new key: another node, in no cluster.
 func Renew(dir string, now time.Time) (*Key, error) {
 	stamp := now.UTC().Format("20060102T150405.000000000")
-	for _, name := range []string{TrustFile, KeyFile} {
+	for _, name := range []string{TrustFile, APIFile, KeyFile} {
 		path := filepath.Join(dir, name)
 		err := os.Rename(path, path+".old-"+stamp)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

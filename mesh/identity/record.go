@@ -27,13 +27,15 @@ const signDomain = "tbcluster trust record 1\n"
 type kind string
 
 // The kinds of record. Who must sign: found, its own key; introduce and revoke,
-// an admin; name, the node itself or an admin; forget, an operator.
+// an admin; name, the node itself or an admin; forget, an operator; client, an
+// admin.
 const (
 	kindFound     kind = "found"
 	kindIntroduce kind = "introduce"
 	kindRevoke    kind = "revoke"
 	kindName      kind = "name"
 	kindForget    kind = "forget"
+	kindClient    kind = "client"
 )
 
 // payload is what is signed, as JSON. Unknown fields are of newer versions and
@@ -43,9 +45,11 @@ type payload struct {
 	// Cluster is the ID of the cluster: derived from the founding record, and
 	// empty in it.
 	Cluster string `json:"cluster,omitempty"`
-	Key     []byte `json:"key"` // whom it is about
-	Name    string `json:"name,omitempty"`
-	Role    Role   `json:"role,omitempty"`
+	// Key is whom it is about: of a client the SHA-256 of its public key, which is
+	// as long as a node's key and never one.
+	Key  []byte `json:"key"`
+	Name string `json:"name,omitempty"`
+	Role Role   `json:"role,omitempty"`
 	// Sequence grows with what its signer signs; of names and forgets of one
 	// node the highest counts.
 	Sequence uint64 `json:"sequence"`
@@ -113,7 +117,7 @@ func checkRecord(s SignedRecord) (*record, error) {
 		if r.signer != r.subject || p.Cluster != "" || len(p.Nonce) < 16 || p.ClusterName == "" || len(p.ClusterName) > maxClusterName {
 			return nil, errors.New("a founding that is not its founder's")
 		}
-	case kindIntroduce:
+	case kindIntroduce, kindClient:
 		if p.Role < Viewer || p.Role > Admin {
 			return nil, fmt.Errorf("an introduction with the unknown role %d", p.Role)
 		}
@@ -129,7 +133,7 @@ func checkRecord(s SignedRecord) (*record, error) {
 	default:
 		return nil, fmt.Errorf("a record of the unknown kind %q", p.Kind)
 	}
-	if needsName := p.Kind == kindFound || p.Kind == kindIntroduce || p.Kind == kindName; needsName && !validName(p.Name) {
+	if needsName := p.Kind == kindFound || p.Kind == kindIntroduce || p.Kind == kindName || p.Kind == kindClient; needsName && !validName(p.Name) {
 		return nil, fmt.Errorf("a record with the name %q, which is none", p.Name)
 	}
 	if p.Kind != kindFound && p.Cluster == "" {

@@ -3,6 +3,7 @@ package identity
 import (
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host"
+	"tbcluster/host/schema"
 )
 
 // TrustFile is the name of the trust file in the agent's state directory.
@@ -50,6 +52,9 @@ type Member struct {
 	Forgotten bool
 	// Self is set for this node.
 	Self bool
+	// Client is set for what is no node: a program on another machine that one
+	// node, IntroducedBy, serves. Its Key is the SHA-256 of its public key.
+	Client bool
 }
 
 // SignedRecord is one record of trust with its signature. What it means is the
@@ -71,8 +76,12 @@ type StoreOptions struct {
 	Clock host.Clock
 }
 
-// trustSchema is the version of the trust file.
-const trustSchema = 1
+// trustSchema is the version of the trust file. One that holds no client can be
+// read by programs that know none.
+const (
+	trustSchema = 2
+	noClients   = 1
+)
 
 // trustFile is the content of the trust file.
 type trustFile struct {
@@ -127,14 +136,12 @@ func OpenStore(dir string, key *Key, o StoreOptions) (*Store, error) {
 }
 
 func (s *Store) load(data []byte) error {
+	if err := schema.Check(data, trustSchema, s.path); err != nil {
+		return err
+	}
 	var file trustFile
 	if err := json.Unmarshal(data, &file); err != nil {
 		return s.fileFault(err)
-	}
-	if file.Schema > trustSchema {
-		f := fault.Newf(fault.StateTooNew, "install that version again, or a newer one", "read the trust store").At(s.path)
-		f.Why = fmt.Sprintf("it was written by a newer tbcluster (schema %d, this one knows %d)", file.Schema, trustSchema)
-		return f
 	}
 	v, dropped, err := build(file.Records)
 	if err != nil {
@@ -199,6 +206,9 @@ func (s *Store) foundCluster() (*view, error) {
 // commit writes and then shows a new view. The caller holds mu or is alone.
 func (s *Store) commit(v *view, seen map[NodeID]uint64) error {
 	file := trustFile{Schema: trustSchema, Records: v.signed(), Seen: seen}
+	if !slices.ContainsFunc(v.records, func(r *record) bool { return r.payload.Kind == kindClient }) {
+		file.Schema = noClients
+	}
 	data, err := json.MarshalIndent(file, "", "  ")
 	if err != nil {
 		return s.fileFault(err)
@@ -295,7 +305,7 @@ func (s *Store) Trusted(pub ed25519.PublicKey) (Member, bool) {
 func (s *Store) Introduce(pub ed25519.PublicKey, name string, role Role) (Member, error) {
 	what := "let a node into the cluster"
 	if len(pub) != ed25519.PublicKeySize || role < Viewer || role > Admin {
-		return Member{}, fault.Newf(fault.Usage, "", "%s: no such key or role", what)
+		return Member{}, fault.Newf(fault.Usage, "", "%s is no key or has no role", what)
 	}
 	id := IDOf(pub)
 	err := s.change(func(v *view) ([]payload, error) {
@@ -312,12 +322,9 @@ func (s *Store) Introduce(pub ed25519.PublicKey, name string, role Role) (Member
 			return nil, nil
 		}
 		name := freeName(CleanName(name), func(n string) bool {
-			for _, m := range v.members {
-				if m.Name == n && m.ID != id && !m.Revoked {
-					return true
-				}
-			}
-			return false
+			return slices.ContainsFunc(append(slices.Clone(v.members), v.clients...), func(m Member) bool {
+				return m.Name == n && m.ID != id && !m.Revoked
+			})
 		})
 		return []payload{{Kind: kindIntroduce, Key: pub, Name: name, Role: role}}, nil
 	})
@@ -337,7 +344,12 @@ func (s *Store) Revoke(id NodeID, withIntroduced, dry bool) (revoked, stay []Mem
 		if err := s.needRole(v, Admin, what); err != nil {
 			return nil, err
 		}
-		m, ok := v.byID[id]
+		m, ok := Member{}, false
+		if node := v.byID[id]; node != nil {
+			m, ok = *node, true
+		} else {
+			m, ok = v.client(id)
+		}
 		if !ok {
 			return nil, unknown(id)
 		}
@@ -348,7 +360,7 @@ func (s *Store) Revoke(id NodeID, withIntroduced, dry bool) (revoked, stay []Mem
 		if withIntroduced {
 			v.addIntroduced(out, s.key.ID())
 		}
-		for _, other := range v.members {
+		for _, other := range append(slices.Clone(v.members), v.clients...) {
 			switch {
 			case other.Revoked:
 			case out[other.ID]:
@@ -379,7 +391,11 @@ func (s *Store) Revoke(id NodeID, withIntroduced, dry bool) (revoked, stay []Mem
 		return nil, nil, err
 	}
 	for i := range revoked {
-		if m, ok := s.Member(revoked[i].ID); ok {
+		m, ok := s.Member(revoked[i].ID)
+		if revoked[i].Client {
+			m, ok = s.current.Load().client(revoked[i].ID)
+		}
+		if ok {
 			m.Name = revoked[i].Name
 			revoked[i] = m
 		}
@@ -407,6 +423,60 @@ func (v *view) addIntroduced(out map[NodeID]bool, self NodeID) {
 			}
 		}
 	}
+	for _, c := range v.clients {
+		if out[c.IntroducedBy] {
+			out[c.ID] = true
+		}
+	}
+}
+
+// ClientID returns the ID of a client by its public key (SubjectPublicKeyInfo,
+// DER).
+func ClientID(spki []byte) NodeID {
+	sum := sha256.Sum256(spki)
+	return IDOf(sum[:])
+}
+
+// AddClient lets a program in that this node is to serve, by its public key
+// (SubjectPublicKeyInfo, DER). Faults: DENIED when this node is no admin,
+// NODE_IN_USE where a node or client has the name, USAGE where it is none.
+func (s *Store) AddClient(spki []byte, name string, role Role) (Member, error) {
+	what := "let a client in"
+	if !validName(name) || role < Viewer || role > Admin {
+		return Member{}, fault.Newf(fault.Usage, "use 1 to 63 of a-z, 0-9 and \"-\"", "%q is no name of a client", name).With("field", "name")
+	}
+	sum := sha256.Sum256(spki)
+	err := s.change(func(v *view) ([]payload, error) {
+		if err := s.needRole(v, Admin, what); err != nil {
+			return nil, err
+		}
+		for _, m := range append(slices.Clone(v.members), v.clients...) {
+			if m.Name == name && !m.Revoked {
+				return nil, fault.Newf(fault.NodeInUse, "choose another name; `tbcluster pair --list` shows those that are taken, `tbcluster pair --revoke` frees one", "%s is called %q already", m.ID.Short(), name)
+			}
+		}
+		return []payload{{Kind: kindClient, Key: sum[:], Name: name, Role: role}}, nil
+	})
+	if err != nil {
+		return Member{}, err
+	}
+	m, _ := s.current.Load().client(IDOf(sum[:]))
+	return m, nil
+}
+
+// Clients returns all clients of all nodes, revoked ones last.
+func (s *Store) Clients() []Member { return slices.Clone(s.current.Load().clients) }
+
+// TrustedClient returns the client with that public key (SubjectPublicKeyInfo,
+// DER) if this node serves it: it let it in, and nobody has put out either.
+func (s *Store) TrustedClient(spki []byte) (Member, bool) {
+	v := s.current.Load()
+	self, ok := v.byID[s.key.ID()]
+	c, known := v.client(ClientID(spki))
+	if !ok || self.Revoked || !known || c.Revoked || c.IntroducedBy != s.key.ID() {
+		return Member{}, false
+	}
+	return c, true
 }
 
 // Rename gives a node another name. Faults: USAGE, NODE_UNKNOWN, DENIED (only an

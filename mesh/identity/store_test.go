@@ -2,6 +2,7 @@ package identity
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -147,7 +148,7 @@ func TestSpoiltTrustFileIsAnErrorAndStays(t *testing.T) {
 		"half":           {string(good[:len(good)/2]), fault.FileIO},
 		"no founding":    {`{"schema":1,"records":[]}`, fault.FileIO},
 		"bad signature":  {string(forged), fault.FileIO},
-		"newer":          {`{"schema":2}`, fault.StateTooNew},
+		"newer":          {`{"schema":3}`, fault.StateTooNew},
 		"another format": {`[]`, fault.FileIO},
 	} {
 		if err := os.WriteFile(path, []byte(c.data), 0o600); err != nil {
@@ -447,6 +448,9 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		by, of := nodes[rand.IntN(len(nodes))], nodes[1+rand.IntN(len(nodes)-1)]
 		_, _, _ = by.Revoke(of.id(), rand.IntN(2) == 0, false) // some may not, which is fine
 		_, _ = by.Rename(of.id(), "renamed")
+		if c, err := by.AddClient([]byte{byte(rand.Uint32())}, fmt.Sprint("c", rand.IntN(5)), Viewer); err == nil && rand.IntN(2) == 0 {
+			_, _, _ = of.Revoke(c.ID, false, false) // it may not know the client yet
+		}
 	}
 	// What travels is always the whole of what a node holds.
 	var told [][]SignedRecord
@@ -570,4 +574,98 @@ func forgeUnchecked(t testing.TB, n *node, p payload) SignedRecord {
 		t.Fatal(err)
 	}
 	return SignedRecord{Payload: data, Signer: n.key.Public(), Signature: n.key.sign(append([]byte(signDomain), data...))}
+}
+
+// A client is served by the node that let it in, until an admin anywhere puts it
+// out, for good.
+func TestClients(t *testing.T) {
+	a, b, op := newNode(t, "a"), newNode(t, "b"), newNode(t, "op")
+	joins(t, a, b, Admin)
+	joins(t, a, op, Operator)
+	laptop, phone := []byte("a public key"), []byte("another one")
+	c, err := a.AddClient(laptop, "laptop", Operator)
+	if err != nil || !c.Client || c.Role != Operator || c.IntroducedBy != a.id() || c.ID != ClientID(laptop) {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	tells(t, a, b)
+	if got, ok := a.TrustedClient(laptop); !ok || got.ID != c.ID {
+		t.Errorf("%+v, %v", got, ok)
+	}
+	if _, ok := b.TrustedClient(laptop); ok {
+		t.Error("another node serves it")
+	}
+	if l := b.Clients(); len(l) != 1 || l[0].Name != "laptop" {
+		t.Errorf("the other node knows of %+v", l)
+	}
+	if _, ok := a.TrustedClient(phone); ok {
+		t.Error("a stranger is served")
+	}
+	if _, ok := a.Trusted(c.Key); ok || len(a.Members()) != 3 {
+		t.Error("a client is taken for a node")
+	}
+	for name, f := range map[string]func() error{
+		"a name that is taken by a client": func() error { _, err := b.AddClient(phone, "laptop", Viewer); return err },
+		"a name that is taken by a node":   func() error { _, err := b.AddClient(phone, "a", Viewer); return err },
+	} {
+		if err := f(); !fault.Is(err, fault.NodeInUse) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"", "\x1b[31m", "A", strings.Repeat("x", 64)} {
+		if _, err := a.AddClient(phone, name, Viewer); !fault.Is(err, fault.Usage) {
+			t.Errorf("the name %q: %v", name, err)
+		}
+	}
+	tells(t, a, op)
+	if _, err := op.AddClient(phone, "phone", Viewer); !fault.Is(err, fault.Denied) {
+		t.Errorf("an operator: %v", err)
+	}
+	before := string(a.Export())
+	if _, rejected, err := a.Merge([]SignedRecord{forge(t, op, a.cluster(), payload{Kind: kindClient, Key: c.Key, Name: "mine", Role: Admin})}); err != nil || rejected == nil || string(a.Export()) != before {
+		t.Errorf("an operator's record: %v, %v", rejected, err)
+	}
+	// It stays over a restart, in a file that a program without clients refuses.
+	again, err := OpenStore(a.dir, a.key, StoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := again.TrustedClient(laptop); !ok {
+		t.Error("forgotten")
+	}
+	if data, err := os.ReadFile(filepath.Join(a.dir, TrustFile)); err != nil || !strings.Contains(string(data), `"schema": 2`) {
+		t.Errorf("%v: %s", err, data[:40])
+	}
+	// Put out from another node; a copy of its introduction brings nothing back.
+	old := records(t, a)
+	revoked, stay, err := b.Revoke(c.ID, false, false)
+	if err != nil || len(revoked) != 1 || !revoked[0].Revoked || !revoked[0].Client || len(stay) != 0 {
+		t.Fatalf("%+v, %+v, %v", revoked, stay, err)
+	}
+	tells(t, b, a)
+	if _, _, err := a.Merge(old); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := a.TrustedClient(laptop); ok {
+		t.Error("a revoked client is served")
+	}
+	if _, err := a.AddClient(laptop, "laptop", Admin); err != nil {
+		t.Errorf("the name is not free: %v", err)
+	}
+	if _, ok := a.TrustedClient(laptop); ok {
+		t.Error("a revoked key is back")
+	}
+	// Who goes takes the clients along, or they are listed.
+	if _, err := b.AddClient(phone, "phone", Viewer); err != nil {
+		t.Fatal(err)
+	}
+	tells(t, b, a)
+	if _, stay, err := a.Revoke(b.id(), false, true); err != nil || len(stay) != 1 || stay[0].Name != "phone" {
+		t.Errorf("%+v, %v", stay, err)
+	}
+	if revoked, _, err := a.Revoke(b.id(), true, false); err != nil || len(revoked) != 2 {
+		t.Errorf("%+v, %v", revoked, err)
+	}
+	if l := a.Clients(); !slices.ContainsFunc(l, func(m Member) bool { return m.Name == "phone" && m.Revoked }) {
+		t.Errorf("%+v", l)
+	}
 }

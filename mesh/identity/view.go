@@ -16,6 +16,7 @@ type view struct {
 	standing map[hash]bool
 	members  []Member // sorted by ID, revoked ones last
 	byID     map[NodeID]*Member
+	clients  []Member // sorted by ID, revoked ones last
 	names    map[NodeID]*record
 	forgets  map[NodeID]*record
 	top      uint64 // highest sequence
@@ -55,6 +56,7 @@ func evaluate(found *record, records []*record) (v *view, dropped []error) {
 	sort.Slice(ours, func(i, j int) bool { return bytes.Compare(ours[i].hash[:], ours[j].hash[:]) < 0 })
 
 	tombs, chains := tombstones(found, ours)
+	clients := map[NodeID]*record{}
 	roles := map[NodeID]Role{found.subject: Admin}
 	by := map[NodeID]*record{found.subject: found}
 	for again := true; again; {
@@ -83,11 +85,14 @@ func evaluate(found *record, records []*record) (v *view, dropped []error) {
 			latest(v.names, r)
 		case r.payload.Kind == kindForget:
 			latest(v.forgets, r)
+		case r.payload.Kind == kindClient:
+			latest(clients, r)
 		}
 	}
 	for _, r := range ours {
 		superseded := r.payload.Kind == kindName && v.names[r.subject] != r ||
-			r.payload.Kind == kindForget && v.forgets[r.subject] != r
+			r.payload.Kind == kindForget && v.forgets[r.subject] != r ||
+			r.payload.Kind == kindClient && v.standing[r.hash] && clients[r.subject] != r
 		if (v.standing[r.hash] || isTomb(tombs, r) || chains[r.hash]) && !superseded {
 			v.records = append(v.records, r)
 			v.top = max(v.top, r.payload.Sequence)
@@ -106,14 +111,22 @@ func evaluate(found *record, records []*record) (v *view, dropped []error) {
 		if n := v.names[id]; n != nil {
 			m.Name = n.payload.Name
 		}
-		for _, t := range tombs[id] {
-			if !m.Revoked || t.time().Before(m.RevokedAt) {
-				m.RevokedBy, m.RevokedAt = t.signer, t.time()
-			}
-			m.Revoked = true
-		}
+		m.bury(tombs[id])
 		v.members = append(v.members, m)
 	}
+	for id, r := range clients {
+		m := Member{ID: id, Key: ed25519.PublicKey(r.payload.Key), Name: r.payload.Name, Role: r.payload.Role,
+			IntroducedBy: r.signer, IntroducedAt: r.time(), Client: true}
+		m.bury(tombs[id])
+		v.clients = append(v.clients, m)
+	}
+	sort.Slice(v.clients, func(i, j int) bool {
+		a, b := &v.clients[i], &v.clients[j]
+		if a.Revoked != b.Revoked {
+			return b.Revoked
+		}
+		return a.ID < b.ID
+	})
 	v.uniqueNames(by)
 	sort.Slice(v.members, func(i, j int) bool {
 		a, b := &v.members[i], &v.members[j]
@@ -126,6 +139,26 @@ func evaluate(found *record, records []*record) (v *view, dropped []error) {
 		v.byID[v.members[i].ID] = &v.members[i]
 	}
 	return v, dropped
+}
+
+// bury marks a member as put out by the first of its tombstones.
+func (m *Member) bury(tombs []*record) {
+	for _, t := range tombs {
+		if !m.Revoked || t.time().Before(m.RevokedAt) {
+			m.RevokedBy, m.RevokedAt = t.signer, t.time()
+		}
+		m.Revoked = true
+	}
+}
+
+// client returns the client of that ID, revoked ones too.
+func (v *view) client(id NodeID) (Member, bool) {
+	for _, c := range v.clients {
+		if c.ID == id {
+			return c, true
+		}
+	}
+	return Member{}, false
 }
 
 // tombstones returns those that count, by whom they put out, and the
@@ -169,7 +202,7 @@ func tombstones(found *record, records []*record) (tombs map[NodeID][]*record, c
 func (v *view) may(r *record, roles map[NodeID]Role) bool {
 	role := roles[r.signer]
 	switch r.payload.Kind {
-	case kindIntroduce:
+	case kindIntroduce, kindClient:
 		return role == Admin && r.payload.Role <= role
 	case kindRevoke:
 		return role == Admin

@@ -54,7 +54,7 @@ func FuzzSync(f *testing.F) {
 		members := len(a.store.Members())
 		for _, messages := range [][]*peerv1.SyncMessage{{&msg}, {hello(incarnation), &msg}} {
 			p := newPeer(a.id(), b.id(), time.Now())
-			if _, err := m.runStream(context.Background(), p, &script{messages}, "", false); err == nil {
+			if _, err := m.runStream(context.Background(), p, &script{messages}, "", nil); err == nil {
 				t.Fatal("a stream that ended for no reason")
 			}
 			if len(p.sections) > MaxSections || len(p.version) > 64 || p.connected || p.stream != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/schema"
 	"tbcluster/mesh/identity"
 )
 
@@ -43,11 +43,24 @@ type keptNode struct {
 
 func statePath(dir string) string { return filepath.Join(dir, StateFile) }
 
-func (p *peer) restore(k keptNode) {
-	p.lastHeard, p.incarnation, p.version = k.LastHeard, k.Incarnation, k.Version
+// restore takes what was kept. The time may be one that the clock, having been
+// set back, has not come to yet: whoever was heard was heard before now.
+func (p *peer) restore(k keptNode, now, wall time.Time) {
+	if !k.LastHeard.IsZero() {
+		p.lastHeard = now.Add(-max(0, wall.Sub(k.LastHeard)))
+	}
+	p.incarnation, p.version = k.Incarnation, k.Version
 	for name, data := range k.Sections {
 		p.sections[name] = Section{Data: data}
 	}
+}
+
+// byClock turns a time of this process into one of the wall clock.
+func byClock(t, now, wall time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return wall.Add(t.Sub(now)).Round(0)
 }
 
 func (m *Manager) load() (kept, error) {
@@ -59,24 +72,23 @@ func (m *Manager) load() (kept, error) {
 	if err != nil {
 		return k, fault.New(fault.FileIO, "read what was known of the nodes", err, "give the agent the right to read it").At(m.path)
 	}
+	if err := schema.Check(data, keptSchema, m.path); err != nil {
+		return k, err
+	}
 	if err := json.Unmarshal(data, &k); err != nil {
 		// It is a memory, not a record: the nodes say it all again.
 		m.o.Log.Warn("what was known of the nodes cannot be read and is begun anew", "file", m.path, "error", err)
 		return kept{}, nil
-	}
-	if k.Schema > keptSchema {
-		f := fault.Newf(fault.StateTooNew, "install that version again, or a newer one", "read what was known of the nodes").At(m.path)
-		f.Why = fmt.Sprintf("it was written by a newer tbcluster (schema %d, this one knows %d)", k.Schema, keptSchema)
-		return k, f
 	}
 	return k, nil
 }
 
 func (m *Manager) save() error {
 	m.mu.Lock()
+	now, wall := time.Now(), m.o.Clock.Now()
 	k := kept{Schema: keptSchema, Incarnation: m.incarnation, Nodes: map[identity.NodeID]keptNode{}}
 	for id, p := range m.peers {
-		n := keptNode{LastHeard: p.lastHeard, Incarnation: p.incarnation, Version: p.version, Sections: map[string][]byte{}}
+		n := keptNode{LastHeard: byClock(p.lastHeard, now, wall), Incarnation: p.incarnation, Version: p.version, Sections: map[string][]byte{}}
 		for name, s := range p.sections {
 			if m.keeps(name) && len(s.Data) <= maxKept {
 				n.Sections[name] = s.Data

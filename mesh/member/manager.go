@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"tbcluster/api/fault"
+	"tbcluster/host"
 	"tbcluster/mesh/identity"
 )
 
@@ -46,14 +47,19 @@ type Options struct {
 	// Peer tells who calls HandleSync and over which way
 	// (channel.PeerFromContext, ConnFromContext).
 	Peer func(ctx context.Context) (node identity.NodeID, via string, ok bool)
-	// Version of tbcluster, told to the others.
-	Version string
+	// Version of tbcluster, told to the others, and what it can do beyond the
+	// version before.
+	Version  string
+	Features []string
 	// Keep names the sections that are kept on disk, so that a node that is down
 	// can be described after a restart; nil is "node".
 	Keep []string
 	// Heartbeat is the interval for a cluster of n nodes; nil is Heartbeat.
 	Heartbeat func(n int) time.Duration
-	Log       *slog.Logger // nil discards
+	// Clock is the wall clock, for what is told and kept; intervals are measured
+	// by the time since start, which nobody sets. nil is the system's.
+	Clock host.Clock
+	Log   *slog.Logger // nil discards
 }
 
 // Section is the newest content of a section.
@@ -71,10 +77,13 @@ type NodeView struct {
 	LastHeard   time.Time // zero if never
 	Incarnation uint64
 	Version     string // of tbcluster there
-	Sections    map[string]Section
-	RTT         time.Duration // 0 if unknown
-	Via         string        // way of the stream; "" when there is none
-	ClockSkew   time.Duration // its clock minus ours; 0 if unknown
+	Features    []string
+	// Met is set once it was heard from since this start.
+	Met       bool
+	Sections  map[string]Section
+	RTT       time.Duration // 0 if unknown
+	Via       string        // way of the stream; "" when there is none
+	ClockSkew time.Duration // its clock minus ours; 0 if unknown
 }
 
 // Heartbeat is the interval of heartbeats in a cluster of n nodes: 1 s up to 16
@@ -108,6 +117,9 @@ func New(o Options) (*Manager, error) {
 	if o.Heartbeat == nil {
 		o.Heartbeat = Heartbeat
 	}
+	if o.Clock == nil {
+		o.Clock = host.SystemClock{}
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -119,11 +131,11 @@ func New(o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.incarnation = max(kept.Incarnation+1, uint64(time.Now().Unix()))
+	m.incarnation = max(kept.Incarnation+1, uint64(max(0, o.Clock.Now().Unix())))
 	m.syncPeers()
 	for id, k := range kept.Nodes {
 		if p := m.peers[id]; p != nil {
-			p.restore(k)
+			p.restore(k, time.Now(), o.Clock.Now())
 		}
 	}
 	if err := m.Publish(TrustSection, o.Store.Export()); err != nil {
@@ -354,12 +366,12 @@ func signal(c chan struct{}) {
 }
 
 // Kick says that there is news of how to reach a node: dial it now if there is
-// no stream.
+// no stream, beside an attempt that began before the news.
 func (m *Manager) Kick(node identity.NodeID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p := m.peers[node]; p != nil && p.stream == nil {
-		p.failures = 0
+		p.failures, p.kicked = 0, true
 		at := time.Now()
 		if !p.dials {
 			at = at.Add(knockAfter) // the other end has the same news
@@ -445,7 +457,7 @@ func (p *peer) view() NodeView {
 	v := NodeView{
 		ID: p.id, State: p.state, Reason: p.reason, Since: p.since, LastHeard: p.lastHeard,
 		Incarnation: p.incarnation, Version: p.version, Sections: maps.Clone(p.sections),
-		RTT: p.rtt, ClockSkew: p.skew,
+		RTT: p.rtt, ClockSkew: p.skew, Features: p.features, Met: p.met,
 	}
 	if p.stream != nil {
 		v.Via = p.stream.via

@@ -87,7 +87,9 @@ func (n *node) run(t testing.TB) (crash func()) {
 	o := n.o
 	o.Self, o.Store, o.Dir, o.Version = n.id(), n.store, n.dir, "test"
 	ch := n.channel
-	o.Dial = func(ctx context.Context, id identity.NodeID) (Session, error) { return ch.Session(ctx, id) }
+	if o.Dial == nil {
+		o.Dial = func(ctx context.Context, id identity.NodeID) (Session, error) { return ch.Session(ctx, id) }
+	}
 	o.Peer = func(ctx context.Context) (identity.NodeID, string, bool) {
 		c, ok := channel.ConnFromContext(ctx)
 		if !ok {
@@ -305,8 +307,10 @@ func TestThirdNodeIsLearntFromAnyOther(t *testing.T) {
 			t.Fatal("a still lists c")
 		}
 	}
-	if len(a.channel.Peers()) != 1 {
-		t.Fatalf("connections of a: %v", a.channel.Peers())
+	for began := time.Now(); len(a.channel.Peers()) != 1; time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > 20*time.Second {
+			t.Fatalf("connections of a: %v", a.channel.Peers())
+		}
 	}
 }
 
@@ -851,5 +855,96 @@ func TestStoppedAgentIsSuspectInFourSecondsAndComesBack(t *testing.T) {
 	}
 	for _, n := range here {
 		n.until(t, there.id(), "up again", is(Up))
+	}
+}
+
+func TestNewsOfAWayIsUsedBesideAnAttemptThatHangs(t *testing.T) {
+	a, b := newNode(t, "a"), newNode(t, "b")
+	pairUp(t, a, b)
+	low, high := ordered(a, b)
+	hangs, release := make(chan struct{}), make(chan struct{})
+	dial := func(n *node) func(context.Context, identity.NodeID) (Session, error) {
+		var once sync.Once
+		return func(ctx context.Context, id identity.NodeID) (Session, error) {
+			first := false
+			once.Do(func() { first = true })
+			if n == low && first {
+				close(hangs)
+				<-release // whatever becomes of the context
+				return nil, errors.New("it led nowhere")
+			}
+			return n.channel.Session(ctx, id)
+		}
+	}
+	low.o.Dial, high.o.Dial = dial(low), func(context.Context, identity.NodeID) (Session, error) {
+		return nil, errors.New("it knows no way")
+	}
+	low.start(t)
+	high.start(t)
+	defer close(release)
+	<-hangs
+	low.channel.SetWays(high.id(), []channel.Way{{Kind: channel.LAN, Addr: high.lan}})
+	low.Kick(high.id())
+	low.until(t, high.id(), "up", is(Up))
+	high.until(t, low.id(), "up", is(Up))
+}
+
+// wrong is a clock that is off.
+type wrong time.Duration
+
+func (w wrong) Now() time.Time { return time.Now().Add(time.Duration(w)) }
+
+const day = 24 * time.Hour
+
+func TestClocksMayBeWrongByDays(t *testing.T) {
+	names, skews := []string{"a", "b", "c"}, []time.Duration{0, 9 * day, -30 * 365 * day}
+	var nodes []*node
+	for i, name := range names {
+		n := newNode(t, name)
+		n.o.Clock = wrong(skews[i])
+		nodes = append(nodes, n)
+	}
+	for _, n := range nodes[1:] {
+		pairUp(t, nodes[0], n)
+	}
+	for _, n := range nodes {
+		n.start(t)
+	}
+	meet(nodes...)
+	for i, n := range nodes {
+		if err := n.Publish("node", []byte(names[i])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, n := range nodes {
+		for j, o := range nodes {
+			if i == j {
+				continue
+			}
+			n.until(t, o.id(), "what it said, and how far its clock is off", func(v NodeView) bool {
+				off := v.ClockSkew - (skews[j] - skews[i])
+				return section("node", names[j])(v) && v.ClockSkew != 0 && off < time.Minute && off > -time.Minute
+			})
+		}
+	}
+	// One that had the future in its memory is put right, and starts anew.
+	late, first := nodes[1], nodes[0]
+	was := late.Incarnation()
+	late.stop()
+	first.until(t, late.id(), "down", is(Down))
+	late.o.Clock = wrong(-2 * 365 * day)
+	late.start(t)
+	meet(nodes...)
+	if err := late.Publish("node", []byte("put right")); err != nil {
+		t.Fatal(err)
+	}
+	first.until(t, late.id(), "up, with its news", section("node", "put right"))
+	if got := late.Incarnation(); got <= was {
+		t.Errorf("incarnation %d comes after %d", got, was)
+	}
+	for _, v := range late.Snapshot() {
+		if v.LastHeard.After(time.Now()) || v.Since.After(time.Now().Add(time.Second)) {
+			t.Errorf("%s was heard at %v, since %v: that is to come", v.ID.Short(), v.LastHeard, v.Since)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package member
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -40,12 +41,13 @@ type peer struct {
 
 	incarnation uint64
 	version     string
+	features    []string
 	sections    map[string]Section
 	rtt, skew   time.Duration
 
 	stream   *stream
-	dialling bool
-	abandon  context.CancelFunc // ends the attempt under way
+	attempts []*attempt // under way
+	kicked   bool       // there was news of how to reach it since the last attempt began
 	failures int
 	nextDial time.Time
 	gone     bool // put out of the cluster
@@ -53,6 +55,28 @@ type peer struct {
 	wake   chan struct{}
 	ctx    context.Context
 	cancel context.CancelFunc
+}
+
+// attempt is one at reaching a peer.
+type attempt struct {
+	began   time.Time
+	abandon context.CancelFunc
+}
+
+// maxAttempts are at once: the second uses what became known after the first
+// began, which may hang on a way that leads nowhere.
+const maxAttempts = 2
+
+// drop takes an attempt off the list: it came to nothing, or is a stream now.
+func (p *peer) drop(a *attempt) {
+	p.attempts = slices.DeleteFunc(p.attempts, func(o *attempt) bool { return o == a })
+}
+
+// abandon ends the attempts under way.
+func (p *peer) abandon() {
+	for _, a := range p.attempts {
+		a.abandon()
+	}
 }
 
 func newPeer(self, id identity.NodeID, now time.Time) *peer {
@@ -129,17 +153,19 @@ func (m *Manager) step(p *peer, now time.Time) (next time.Time) {
 			dial = spare
 		}
 	}
+	busy := len(p.attempts) > 0 && (!p.kicked || p.stream != nil || len(p.attempts) >= maxAttempts)
 	switch {
-	case p.dialling || p.gone:
+	case busy || p.gone:
 	case now.Before(dial):
 		at(dial)
 	default:
-		p.dialling = true
+		p.kicked = false
 		ctx, cancel := context.WithCancel(p.ctx)
-		p.abandon = cancel
+		a := &attempt{began: now, abandon: cancel}
+		p.attempts = append(p.attempts, a)
 		m.work.Go(func() {
 			defer cancel()
-			m.dial(ctx, p, now)
+			m.dial(ctx, p, a)
 		})
 	}
 	return next
@@ -164,31 +190,31 @@ func (m *Manager) enter(p *peer, state State, reason string, now time.Time) {
 
 // dial makes one attempt, and runs the stream that comes of it to its end. ctx
 // is cancelled when the attempt is abandoned, and not once it is a stream.
-func (m *Manager) dial(ctx context.Context, p *peer, began time.Time) {
+func (m *Manager) dial(ctx context.Context, p *peer, a *attempt) {
 	defer context.AfterFunc(m.ctx, func() {
 		// At the end of Run streams have their goodbye first; an attempt has none.
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if p.dialling {
-			p.abandon()
+		if slices.Contains(p.attempts, a) {
+			a.abandon()
 		}
 	})()
 	timeout, done := context.WithTimeout(ctx, dialTimeout)
 	session, err := m.o.Dial(timeout, p.id)
 	done()
 	if err != nil {
-		m.dialFailed(p, began, err)
+		m.dialFailed(p, a, err)
 		return
 	}
 	defer func() { _ = session.Close() }() // it has ended already, or is to
 	client, err := peerv1.NewPeerServiceClient(session).Sync(ctx, grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))
 	if err != nil {
-		m.dialFailed(p, began, nil)
+		m.dialFailed(p, a, nil)
 		return
 	}
-	if attached, err := m.runStream(ctx, p, client, session.Via(), true); !attached {
+	if attached, err := m.runStream(ctx, p, client, session.Via(), a); !attached {
 		m.o.Log.Debug("attempt came to nothing", "node", p.id, "via", session.Via(), "error", err)
-		m.dialFailed(p, began, nil)
+		m.dialFailed(p, a, nil)
 	}
 }
 
@@ -198,13 +224,12 @@ const maxMessage = MaxSection + 1<<20
 
 // dialFailed notes that an attempt came to nothing. refused is why no way leads
 // to the node, and nil when one did.
-func (m *Manager) dialFailed(p *peer, began time.Time, refused error) {
+func (m *Manager) dialFailed(p *peer, a *attempt, refused error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.dialling = false
-	p.abandon()
+	p.drop(a)
 	signal(p.wake)
-	if began.Before(p.broken) {
+	if a.began.Before(p.broken) || p.kicked || len(p.attempts) > 0 {
 		return // it says nothing of how things stand since; nextDial is set
 	}
 	if p.stream == nil && refused != nil {

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	"tbcluster/mesh/identity"
 )
+
+// maxFeatures bounds what a peer says that it can do.
+const maxFeatures = 64
 
 const (
 	// helloWithin bounds the wait for the first message.
@@ -47,7 +51,8 @@ type wire interface {
 type stream struct {
 	wire   wire
 	via    string
-	dialed bool // by this node
+	dialed bool     // by this node
+	from   *attempt // that it came of, where this node dialled
 	since  time.Time
 	// attached is set once it was the stream of its peer; guarded by Manager.mu.
 	attached bool
@@ -102,7 +107,7 @@ func (m *Manager) HandleSync(server peerv1.PeerService_SyncServer) error {
 	if !running {
 		return status.Error(codes.Unavailable, "the agent is starting or stopping")
 	}
-	_, err := m.runStream(server.Context(), p, server, via, false)
+	_, err := m.runStream(server.Context(), p, server, via, nil)
 	switch {
 	case err == nil, errors.Is(err, errGoodbye), errors.Is(err, errReplaced):
 		return nil
@@ -115,8 +120,8 @@ func (m *Manager) HandleSync(server peerv1.PeerService_SyncServer) error {
 // runStream runs a stream to its end and says how that came, and whether it had
 // been the stream of p. The dialling side says hello first; the other one
 // answers when it takes the stream, so that both take the same ones.
-func (m *Manager) runStream(ctx context.Context, p *peer, w wire, via string, dialed bool) (attached bool, err error) {
-	s := &stream{wire: w, via: via, dialed: dialed, since: time.Now(), wake: make(chan struct{}, 1)}
+func (m *Manager) runStream(ctx context.Context, p *peer, w wire, via string, from *attempt) (attached bool, err error) {
+	s := &stream{wire: w, via: via, dialed: from != nil, from: from, since: time.Now(), wake: make(chan struct{}, 1)}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	defer s.cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { s.end(errors.New("it is in the cluster no more")) })()
@@ -139,7 +144,7 @@ func (m *Manager) sayHello(p *peer, w wire) error {
 	}
 	hello := &peerv1.SyncHello{
 		Incarnation: m.incarnation, Have: have, HaveIncarnation: p.incarnation,
-		Version: m.o.Version, HeartbeatMs: uint32(m.heartbeat().Milliseconds()),
+		Version: m.o.Version, Features: m.o.Features, HeartbeatMs: uint32(m.heartbeat().Milliseconds()),
 	}
 	m.mu.Unlock()
 	return w.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Hello{Hello: hello}})
@@ -172,7 +177,7 @@ func (m *Manager) receive(p *peer, s *stream, late *time.Timer) error {
 		return err
 	}
 	go func() {
-		if err := m.send(s); err != nil {
+		if err := m.send(p, s); err != nil {
 			s.end(err)
 		}
 	}()
@@ -234,13 +239,18 @@ func (m *Manager) attach(p *peer, s *stream, hello *peerv1.SyncHello) error {
 		}
 	}
 	s.attached, s.incarnation = true, p.incarnation
-	p.stream, p.version = s, clip(hello.GetVersion(), 64)
+	p.stream, p.version, p.features = s, clip(hello.GetVersion(), 64), nil
+	for _, f := range hello.GetFeatures()[:min(len(hello.GetFeatures()), maxFeatures)] {
+		p.features = append(p.features, clip(f, maxName))
+	}
 	p.heartbeat = min(max(time.Duration(hello.GetHeartbeatMs())*time.Millisecond, shortestBeat), longestBeat)
 	p.connected, p.met, p.lastHeard = true, true, now
 	p.refused, p.farewell, p.failures = "", "", 0
 	if s.dialed {
-		p.dialling = false
+		p.drop(s.from)
+		p.abandon()
 	}
+	p.kicked = false
 	signal(p.wake)
 	m.touch()
 	m.tell()
@@ -268,10 +278,8 @@ func (m *Manager) detach(p *peer, s *stream, err error) (attached bool) {
 	p.stream, p.connected, p.broken = nil, false, now
 	p.unplugged = errors.Is(err, errWayGone)
 	p.rtt = 0
-	if p.dialling {
-		// An attempt that began before may hang on what has just gone.
-		p.abandon()
-	}
+	// An attempt that began before may hang on what has just gone.
+	p.abandon()
 	p.nextDial = now
 	if !p.dials {
 		p.nextDial = now.Add(knockAfter)
@@ -378,12 +386,12 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 		s.poke()
 	}
 	if h.GetTime() != nil {
-		p.skew = h.GetTime().AsTime().Sub(now)
+		p.skew = h.GetTime().AsTime().Sub(m.o.Clock.Now())
 	}
 }
 
 // send sends what is new and the heartbeats until the stream ends.
-func (m *Manager) send(s *stream) error {
+func (m *Manager) send(p *peer, s *stream) error {
 	var sequence uint64
 	m.mu.Lock()
 	beat := m.heartbeat()
@@ -400,11 +408,11 @@ func (m *Manager) send(s *stream) error {
 			return s.wire.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Goodbye{Goodbye: &peerv1.SyncGoodbye{Reason: farewell}}})
 		}
 		if echo != 0 {
-			if err := s.wire.Send(heartbeat(0, echo)); err != nil {
+			if err := s.wire.Send(heartbeat(0, echo, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 		}
-		for _, update := range m.news(s) {
+		for _, update := range m.news(p, s) {
 			if err := s.wire.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Update{Update: update}}); err != nil {
 				return streamError(err)
 			}
@@ -418,7 +426,7 @@ func (m *Manager) send(s *stream) error {
 				s.asked, s.askedAt = sequence, time.Now()
 				s.mu.Unlock()
 			}
-			if err := s.wire.Send(heartbeat(sequence, 0)); err != nil {
+			if err := s.wire.Send(heartbeat(sequence, 0, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 			timer.Reset(beat)
@@ -428,15 +436,16 @@ func (m *Manager) send(s *stream) error {
 	}
 }
 
-func heartbeat(sequence, echo uint64) *peerv1.SyncMessage {
+func heartbeat(sequence, echo uint64, wall time.Time) *peerv1.SyncMessage {
 	return &peerv1.SyncMessage{Message: &peerv1.SyncMessage_Heartbeat{Heartbeat: &peerv1.SyncHeartbeat{
-		Sequence: sequence, Echo: echo, Time: timestamppb.Now(),
+		Sequence: sequence, Echo: echo, Time: timestamppb.New(wall),
 	}}}
 }
 
 // news returns the sections that the peer has not, in messages of their size,
-// and takes them for sent.
-func (m *Manager) news(s *stream) []*peerv1.SyncUpdate {
+// and takes them for sent. Records of trust that it says itself need no telling:
+// in a cluster of many most have them from somebody else already.
+func (m *Manager) news(p *peer, s *stream) []*peerv1.SyncUpdate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var updates []*peerv1.SyncUpdate
@@ -446,6 +455,9 @@ func (m *Manager) news(s *stream) []*peerv1.SyncUpdate {
 			continue
 		}
 		s.sent[name] = section.Version
+		if name == TrustSection && bytes.Equal(p.sections[name].Data, section.Data) {
+			continue
+		}
 		if len(updates) == 0 || size+len(section.Data) > updateSize {
 			updates, size = append(updates, &peerv1.SyncUpdate{}), 0
 		}

@@ -52,14 +52,34 @@ var imports = map[string][]string{
 	// End-to-end tests use the program as a person does, and the API.
 	"e2e": {"api", "engine", "host", "lab", "tui"},
 
+	// The rig: a PCI device server that knows nothing of USB4, and a USB4 that
+	// knows nothing of guests.
+	"rig/vfiouser": {"api/fault"},
+	"rig/usb4":     {"api/fault", "rig/vfiouser"},
+	"rig/image":    {"api/fault"},
+	"rig/guest":    {"api/fault", "rig/image"},
+	// What runs in a guest is small.
+	"rig/guest/wire":   {},
+	"rig/guest/guestd": {"rig/guest/wire"},
+	// Virtual machines that are joined by it; rig puts them together.
+	"rig":               {"api/fault", "lab"},
+	"rig/state":         {},
+	"rig/probe":         {"host/sock", "rig/state"},
+	"rig/cluster":       {"api/fault", "rig"},
+	"cmd/tbcluster-rig": {"api/fault", "host", "lab", "rig"},
+
+	"scripts/rules":     {"api/fault"},
 	"scripts/packaging": {},
-	"scripts/rules":     {},
 }
 
 // testImports says what tests may import besides.
 var testImports = map[string][]string{
 	// A supervisor is worth something with a real engine.
 	"instance/supervise": {"engine/llamacpp"},
+	// A root half is attacked by an agent that is a test.
+	"e2e": {"agent", "mesh/identity"},
+	// What a crash leaves is seen on a real machine alone.
+	"agent/root": {"linux"},
 }
 
 // pkg is what `go list -json` tells of a package.
@@ -164,6 +184,7 @@ func TestRulesRefuse(t *testing.T) {
 		{"mesh/link", "transfer"}, {"transfer/tcp", "mesh/channel"}, {"instance/plan", "engine/llamacpp"}, {"engine/llamacpp", "instance/plan"},
 		{"gateway", "instance/supervise"}, {"tui", "agent"}, {"tui", "host"}, {"lab", "agent"}, {"linux", "darwin"}, {"darwin", "linux"},
 		{"host/sock", "linux"}, {"api/fault", "api/tbcluster/v1"}, {"agent", "cmd/tbcluster"}, {"agent/root", "mesh/channel"}, {"agent/root", "api/tbcluster/v1"},
+		{"rig/image", "rig/guest"}, {"rig/guest/wire", "rig/guest"}, {"rig/guest/guestd", "api/fault"}, {"rig/guest", "rig/usb4"}, {"rig/guest", "host"},
 		{"transfer", "api/tbcluster/v1"}, {"instance/supervise", "api/tbcluster/v1"},
 	} {
 		if mayImport(ruleOf(pair[0]), pair[1]) {

@@ -1043,6 +1043,218 @@ func (x *RescanResponse) GetLinks() []*Link {
 	return nil
 }
 
+// AddClientRequest says who is to be let in.
+type AddClientRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, 1 to 63 of a-z, 0-9 and "-"; no node or client may have it.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What it may do; unspecified means viewer.
+	Role Role `protobuf:"varint,2,opt,name=role,proto3,enum=tbcluster.v1.Role" json:"role,omitempty"`
+	// Local user as whom it acts here; empty means the one who asks. Root has to
+	// be named.
+	LocalUser     string `protobuf:"bytes,3,opt,name=local_user,json=localUser,proto3" json:"local_user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddClientRequest) Reset() {
+	*x = AddClientRequest{}
+	mi := &file_tbcluster_v1_services_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddClientRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddClientRequest) ProtoMessage() {}
+
+func (x *AddClientRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_v1_services_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddClientRequest.ProtoReflect.Descriptor instead.
+func (*AddClientRequest) Descriptor() ([]byte, []int) {
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AddClientRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AddClientRequest) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
+}
+
+func (x *AddClientRequest) GetLocalUser() string {
+	if x != nil {
+		return x.LocalUser
+	}
+	return ""
+}
+
+// AddClientResponse carries the only copy of the client's key.
+type AddClientResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The client.
+	Client *Member `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
+	// The bundle: text and PEM, to be kept from others.
+	Bundle        []byte `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddClientResponse) Reset() {
+	*x = AddClientResponse{}
+	mi := &file_tbcluster_v1_services_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddClientResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddClientResponse) ProtoMessage() {}
+
+func (x *AddClientResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_v1_services_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddClientResponse.ProtoReflect.Descriptor instead.
+func (*AddClientResponse) Descriptor() ([]byte, []int) {
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *AddClientResponse) GetClient() *Member {
+	if x != nil {
+		return x.Client
+	}
+	return nil
+}
+
+func (x *AddClientResponse) GetBundle() []byte {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
+// NewIdentityRequest is empty.
+type NewIdentityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewIdentityRequest) Reset() {
+	*x = NewIdentityRequest{}
+	mi := &file_tbcluster_v1_services_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewIdentityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewIdentityRequest) ProtoMessage() {}
+
+func (x *NewIdentityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_v1_services_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewIdentityRequest.ProtoReflect.Descriptor instead.
+func (*NewIdentityRequest) Descriptor() ([]byte, []int) {
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{20}
+}
+
+// NewIdentityResponse says what is being left.
+type NewIdentityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID of the node that this machine was.
+	OldNodeId string `protobuf:"bytes,1,opt,name=old_node_id,json=oldNodeId,proto3" json:"old_node_id,omitempty"`
+	// Who stays in the cluster that it was in, by name.
+	Others        []string `protobuf:"bytes,2,rep,name=others,proto3" json:"others,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewIdentityResponse) Reset() {
+	*x = NewIdentityResponse{}
+	mi := &file_tbcluster_v1_services_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewIdentityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewIdentityResponse) ProtoMessage() {}
+
+func (x *NewIdentityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tbcluster_v1_services_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewIdentityResponse.ProtoReflect.Descriptor instead.
+func (*NewIdentityResponse) Descriptor() ([]byte, []int) {
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *NewIdentityResponse) GetOldNodeId() string {
+	if x != nil {
+		return x.OldNodeId
+	}
+	return ""
+}
+
+func (x *NewIdentityResponse) GetOthers() []string {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
 // MapRequest maps one remote user.
 type MapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1058,7 +1270,7 @@ type MapRequest struct {
 
 func (x *MapRequest) Reset() {
 	*x = MapRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[18]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1282,7 @@ func (x *MapRequest) String() string {
 func (*MapRequest) ProtoMessage() {}
 
 func (x *MapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[18]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1295,7 @@ func (x *MapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapRequest.ProtoReflect.Descriptor instead.
 func (*MapRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{18}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MapRequest) GetNode() string {
@@ -1118,7 +1330,7 @@ type MapResponse struct {
 
 func (x *MapResponse) Reset() {
 	*x = MapResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[19]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1342,7 @@ func (x *MapResponse) String() string {
 func (*MapResponse) ProtoMessage() {}
 
 func (x *MapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[19]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1355,7 @@ func (x *MapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapResponse.ProtoReflect.Descriptor instead.
 func (*MapResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{19}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MapResponse) GetMappings() []string {
@@ -1169,7 +1381,7 @@ type OpenRequest struct {
 
 func (x *OpenRequest) Reset() {
 	*x = OpenRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[20]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1393,7 @@ func (x *OpenRequest) String() string {
 func (*OpenRequest) ProtoMessage() {}
 
 func (x *OpenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[20]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1406,7 @@ func (x *OpenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRequest.ProtoReflect.Descriptor instead.
 func (*OpenRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{20}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *OpenRequest) GetLifetime() *durationpb.Duration {
@@ -1235,7 +1447,7 @@ type OpenResponse struct {
 
 func (x *OpenResponse) Reset() {
 	*x = OpenResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[21]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1459,7 @@ func (x *OpenResponse) String() string {
 func (*OpenResponse) ProtoMessage() {}
 
 func (x *OpenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[21]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1472,7 @@ func (x *OpenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenResponse.ProtoReflect.Descriptor instead.
 func (*OpenResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{21}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *OpenResponse) GetEvent() isOpenResponse_Event {
@@ -1336,7 +1548,7 @@ type PairingCode struct {
 
 func (x *PairingCode) Reset() {
 	*x = PairingCode{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[22]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1560,7 @@ func (x *PairingCode) String() string {
 func (*PairingCode) ProtoMessage() {}
 
 func (x *PairingCode) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[22]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1573,7 @@ func (x *PairingCode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairingCode.ProtoReflect.Descriptor instead.
 func (*PairingCode) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{22}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PairingCode) GetCode() string {
@@ -1395,7 +1607,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[23]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1619,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[23]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1632,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{23}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JoinRequest) GetCode() string {
@@ -1457,7 +1669,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[24]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1681,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[24]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1694,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{24}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JoinResponse) GetPeer() *Member {
@@ -1513,14 +1725,16 @@ type Member struct {
 	// When, by the introducer's clock.
 	IntroducedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=introduced_at,json=introducedAt,proto3" json:"introduced_at,omitempty"`
 	// Whether it was put out.
-	Revoked       bool `protobuf:"varint,6,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Revoked bool `protobuf:"varint,6,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	// Whether it is no node but a client, which the node that let it in serves.
+	Client        bool `protobuf:"varint,7,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[25]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1746,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[25]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1759,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{25}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Member) GetNodeId() string {
@@ -1590,6 +1804,13 @@ func (x *Member) GetRevoked() bool {
 	return false
 }
 
+func (x *Member) GetClient() bool {
+	if x != nil {
+		return x.Client
+	}
+	return false
+}
+
 // PairingServiceListRequest is empty.
 type PairingServiceListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1599,7 +1820,7 @@ type PairingServiceListRequest struct {
 
 func (x *PairingServiceListRequest) Reset() {
 	*x = PairingServiceListRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[26]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1832,7 @@ func (x *PairingServiceListRequest) String() string {
 func (*PairingServiceListRequest) ProtoMessage() {}
 
 func (x *PairingServiceListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[26]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1845,7 @@ func (x *PairingServiceListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairingServiceListRequest.ProtoReflect.Descriptor instead.
 func (*PairingServiceListRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{26}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{30}
 }
 
 // PairingServiceListResponse lists members.
@@ -1638,7 +1859,7 @@ type PairingServiceListResponse struct {
 
 func (x *PairingServiceListResponse) Reset() {
 	*x = PairingServiceListResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[27]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1871,7 @@ func (x *PairingServiceListResponse) String() string {
 func (*PairingServiceListResponse) ProtoMessage() {}
 
 func (x *PairingServiceListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[27]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1884,7 @@ func (x *PairingServiceListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairingServiceListResponse.ProtoReflect.Descriptor instead.
 func (*PairingServiceListResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{27}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PairingServiceListResponse) GetMembers() []*Member {
@@ -1688,7 +1909,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[28]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +1921,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[28]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +1934,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{28}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RevokeRequest) GetNode() string {
@@ -1750,7 +1971,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[29]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1983,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[29]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1996,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{29}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RevokeResponse) GetRevoked() []*Member {
@@ -1803,7 +2024,7 @@ type AddRequest struct {
 
 func (x *AddRequest) Reset() {
 	*x = AddRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[30]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +2036,7 @@ func (x *AddRequest) String() string {
 func (*AddRequest) ProtoMessage() {}
 
 func (x *AddRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[30]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +2049,7 @@ func (x *AddRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddRequest.ProtoReflect.Descriptor instead.
 func (*AddRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{30}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AddRequest) GetPath() string {
@@ -1849,7 +2070,7 @@ type AddResponse struct {
 
 func (x *AddResponse) Reset() {
 	*x = AddResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[31]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +2082,7 @@ func (x *AddResponse) String() string {
 func (*AddResponse) ProtoMessage() {}
 
 func (x *AddResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[31]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +2095,7 @@ func (x *AddResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddResponse.ProtoReflect.Descriptor instead.
 func (*AddResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{31}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AddResponse) GetModel() *Model {
@@ -1899,7 +2120,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[32]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2132,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[32]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2145,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{32}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RemoveRequest) GetModel() string {
@@ -1961,7 +2182,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[33]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2194,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[33]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2207,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{33}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemoveResponse) GetPaths() []string {
@@ -2012,7 +2233,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[34]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2245,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[34]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2258,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{34}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{38}
 }
 
 // ScanResponse carries the models of this node.
@@ -2051,7 +2272,7 @@ type ScanResponse struct {
 
 func (x *ScanResponse) Reset() {
 	*x = ScanResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[35]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2284,7 @@ func (x *ScanResponse) String() string {
 func (*ScanResponse) ProtoMessage() {}
 
 func (x *ScanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[35]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2297,7 @@ func (x *ScanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanResponse.ProtoReflect.Descriptor instead.
 func (*ScanResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{35}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ScanResponse) GetModels() []*Model {
@@ -2126,7 +2347,7 @@ type StartTransferRequest struct {
 
 func (x *StartTransferRequest) Reset() {
 	*x = StartTransferRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[36]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2359,7 @@ func (x *StartTransferRequest) String() string {
 func (*StartTransferRequest) ProtoMessage() {}
 
 func (x *StartTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[36]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2372,7 @@ func (x *StartTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartTransferRequest.ProtoReflect.Descriptor instead.
 func (*StartTransferRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{36}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StartTransferRequest) GetRequestId() string {
@@ -2270,7 +2491,7 @@ type StartTransferResponse struct {
 
 func (x *StartTransferResponse) Reset() {
 	*x = StartTransferResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[37]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2503,7 @@ func (x *StartTransferResponse) String() string {
 func (*StartTransferResponse) ProtoMessage() {}
 
 func (x *StartTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[37]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2516,7 @@ func (x *StartTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartTransferResponse.ProtoReflect.Descriptor instead.
 func (*StartTransferResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{37}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StartTransferResponse) GetTransfer() *Transfer {
@@ -2316,7 +2537,7 @@ type GetTransferRequest struct {
 
 func (x *GetTransferRequest) Reset() {
 	*x = GetTransferRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[38]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2549,7 @@ func (x *GetTransferRequest) String() string {
 func (*GetTransferRequest) ProtoMessage() {}
 
 func (x *GetTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[38]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2562,7 @@ func (x *GetTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTransferRequest.ProtoReflect.Descriptor instead.
 func (*GetTransferRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{38}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetTransferRequest) GetId() string {
@@ -2362,7 +2583,7 @@ type GetTransferResponse struct {
 
 func (x *GetTransferResponse) Reset() {
 	*x = GetTransferResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[39]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2595,7 @@ func (x *GetTransferResponse) String() string {
 func (*GetTransferResponse) ProtoMessage() {}
 
 func (x *GetTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[39]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2608,7 @@ func (x *GetTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTransferResponse.ProtoReflect.Descriptor instead.
 func (*GetTransferResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{39}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetTransferResponse) GetTransfer() *Transfer {
@@ -2406,7 +2627,7 @@ type ListTransfersRequest struct {
 
 func (x *ListTransfersRequest) Reset() {
 	*x = ListTransfersRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[40]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2639,7 @@ func (x *ListTransfersRequest) String() string {
 func (*ListTransfersRequest) ProtoMessage() {}
 
 func (x *ListTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[40]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2652,7 @@ func (x *ListTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransfersRequest.ProtoReflect.Descriptor instead.
 func (*ListTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{40}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{44}
 }
 
 // ListTransfersResponse lists transfers.
@@ -2445,7 +2666,7 @@ type ListTransfersResponse struct {
 
 func (x *ListTransfersResponse) Reset() {
 	*x = ListTransfersResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[41]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2678,7 @@ func (x *ListTransfersResponse) String() string {
 func (*ListTransfersResponse) ProtoMessage() {}
 
 func (x *ListTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[41]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2691,7 @@ func (x *ListTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransfersResponse.ProtoReflect.Descriptor instead.
 func (*ListTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{41}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListTransfersResponse) GetTransfers() []*Transfer {
@@ -2491,7 +2712,7 @@ type WatchTransferRequest struct {
 
 func (x *WatchTransferRequest) Reset() {
 	*x = WatchTransferRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[42]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2724,7 @@ func (x *WatchTransferRequest) String() string {
 func (*WatchTransferRequest) ProtoMessage() {}
 
 func (x *WatchTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[42]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2737,7 @@ func (x *WatchTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTransferRequest.ProtoReflect.Descriptor instead.
 func (*WatchTransferRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{42}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WatchTransferRequest) GetId() string {
@@ -2539,7 +2760,7 @@ type WatchTransferResponse struct {
 
 func (x *WatchTransferResponse) Reset() {
 	*x = WatchTransferResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[43]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2772,7 @@ func (x *WatchTransferResponse) String() string {
 func (*WatchTransferResponse) ProtoMessage() {}
 
 func (x *WatchTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[43]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2785,7 @@ func (x *WatchTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTransferResponse.ProtoReflect.Descriptor instead.
 func (*WatchTransferResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{43}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchTransferResponse) GetTransfer() *Transfer {
@@ -2592,7 +2813,7 @@ type CancelTransferRequest struct {
 
 func (x *CancelTransferRequest) Reset() {
 	*x = CancelTransferRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[44]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2825,7 @@ func (x *CancelTransferRequest) String() string {
 func (*CancelTransferRequest) ProtoMessage() {}
 
 func (x *CancelTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[44]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2838,7 @@ func (x *CancelTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransferRequest.ProtoReflect.Descriptor instead.
 func (*CancelTransferRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{44}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CancelTransferRequest) GetId() string {
@@ -2638,7 +2859,7 @@ type CancelTransferResponse struct {
 
 func (x *CancelTransferResponse) Reset() {
 	*x = CancelTransferResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[45]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2871,7 @@ func (x *CancelTransferResponse) String() string {
 func (*CancelTransferResponse) ProtoMessage() {}
 
 func (x *CancelTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[45]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2884,7 @@ func (x *CancelTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransferResponse.ProtoReflect.Descriptor instead.
 func (*CancelTransferResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{45}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CancelTransferResponse) GetTransfer() *Transfer {
@@ -2684,7 +2905,7 @@ type PauseTransferRequest struct {
 
 func (x *PauseTransferRequest) Reset() {
 	*x = PauseTransferRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[46]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2917,7 @@ func (x *PauseTransferRequest) String() string {
 func (*PauseTransferRequest) ProtoMessage() {}
 
 func (x *PauseTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[46]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2930,7 @@ func (x *PauseTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseTransferRequest.ProtoReflect.Descriptor instead.
 func (*PauseTransferRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{46}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PauseTransferRequest) GetId() string {
@@ -2730,7 +2951,7 @@ type PauseTransferResponse struct {
 
 func (x *PauseTransferResponse) Reset() {
 	*x = PauseTransferResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[47]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2963,7 @@ func (x *PauseTransferResponse) String() string {
 func (*PauseTransferResponse) ProtoMessage() {}
 
 func (x *PauseTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[47]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2976,7 @@ func (x *PauseTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseTransferResponse.ProtoReflect.Descriptor instead.
 func (*PauseTransferResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{47}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PauseTransferResponse) GetTransfer() *Transfer {
@@ -2776,7 +2997,7 @@ type ResumeTransferRequest struct {
 
 func (x *ResumeTransferRequest) Reset() {
 	*x = ResumeTransferRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[48]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +3009,7 @@ func (x *ResumeTransferRequest) String() string {
 func (*ResumeTransferRequest) ProtoMessage() {}
 
 func (x *ResumeTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[48]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +3022,7 @@ func (x *ResumeTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeTransferRequest.ProtoReflect.Descriptor instead.
 func (*ResumeTransferRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{48}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ResumeTransferRequest) GetId() string {
@@ -2822,7 +3043,7 @@ type ResumeTransferResponse struct {
 
 func (x *ResumeTransferResponse) Reset() {
 	*x = ResumeTransferResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[49]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +3055,7 @@ func (x *ResumeTransferResponse) String() string {
 func (*ResumeTransferResponse) ProtoMessage() {}
 
 func (x *ResumeTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[49]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +3068,7 @@ func (x *ResumeTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeTransferResponse.ProtoReflect.Descriptor instead.
 func (*ResumeTransferResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{49}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResumeTransferResponse) GetTransfer() *Transfer {
@@ -2884,7 +3105,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[50]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3117,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[50]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3130,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{50}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Placement) GetModel() string {
@@ -2986,7 +3207,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[51]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3219,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[51]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3232,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{51}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PlanRequest) GetPlacement() *Placement {
@@ -3038,7 +3259,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[52]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3271,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[52]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3284,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{52}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PlanResponse) GetPlanId() string {
@@ -3113,7 +3334,7 @@ type PlanOption struct {
 
 func (x *PlanOption) Reset() {
 	*x = PlanOption{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[53]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3346,7 @@ func (x *PlanOption) String() string {
 func (*PlanOption) ProtoMessage() {}
 
 func (x *PlanOption) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[53]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3359,7 @@ func (x *PlanOption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanOption.ProtoReflect.Descriptor instead.
 func (*PlanOption) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{53}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PlanOption) GetEngine() string {
@@ -3199,7 +3420,7 @@ type PlanRank struct {
 
 func (x *PlanRank) Reset() {
 	*x = PlanRank{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[54]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3211,7 +3432,7 @@ func (x *PlanRank) String() string {
 func (*PlanRank) ProtoMessage() {}
 
 func (x *PlanRank) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[54]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3224,7 +3445,7 @@ func (x *PlanRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRank.ProtoReflect.Descriptor instead.
 func (*PlanRank) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{54}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlanRank) GetNodeId() string {
@@ -3291,7 +3512,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[55]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3524,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[55]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3537,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{55}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PlaceRequest) GetRequestId() string {
@@ -3351,7 +3572,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[56]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3584,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[56]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3597,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{56}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PlaceResponse) GetInstance() *Instance {
@@ -3397,7 +3618,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[57]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3630,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[57]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3643,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{57}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetInstanceRequest) GetInstance() string {
@@ -3443,7 +3664,7 @@ type GetInstanceResponse struct {
 
 func (x *GetInstanceResponse) Reset() {
 	*x = GetInstanceResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[58]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3676,7 @@ func (x *GetInstanceResponse) String() string {
 func (*GetInstanceResponse) ProtoMessage() {}
 
 func (x *GetInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[58]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3689,7 @@ func (x *GetInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{58}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetInstanceResponse) GetInstance() *Instance {
@@ -3487,7 +3708,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[59]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3720,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[59]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3733,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{59}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{63}
 }
 
 // ListInstancesResponse lists instances.
@@ -3526,7 +3747,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[60]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3759,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[60]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3772,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{60}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Instance {
@@ -3572,7 +3793,7 @@ type WatchInstanceRequest struct {
 
 func (x *WatchInstanceRequest) Reset() {
 	*x = WatchInstanceRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[61]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3805,7 @@ func (x *WatchInstanceRequest) String() string {
 func (*WatchInstanceRequest) ProtoMessage() {}
 
 func (x *WatchInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[61]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3818,7 @@ func (x *WatchInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstanceRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{61}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WatchInstanceRequest) GetInstance() string {
@@ -3618,7 +3839,7 @@ type WatchInstanceResponse struct {
 
 func (x *WatchInstanceResponse) Reset() {
 	*x = WatchInstanceResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[62]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +3851,7 @@ func (x *WatchInstanceResponse) String() string {
 func (*WatchInstanceResponse) ProtoMessage() {}
 
 func (x *WatchInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[62]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +3864,7 @@ func (x *WatchInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstanceResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{62}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WatchInstanceResponse) GetInstance() *Instance {
@@ -3666,7 +3887,7 @@ type StopInstanceRequest struct {
 
 func (x *StopInstanceRequest) Reset() {
 	*x = StopInstanceRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[63]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3899,7 @@ func (x *StopInstanceRequest) String() string {
 func (*StopInstanceRequest) ProtoMessage() {}
 
 func (x *StopInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[63]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3912,7 @@ func (x *StopInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopInstanceRequest.ProtoReflect.Descriptor instead.
 func (*StopInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{63}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StopInstanceRequest) GetInstance() string {
@@ -3719,7 +3940,7 @@ type StopInstanceResponse struct {
 
 func (x *StopInstanceResponse) Reset() {
 	*x = StopInstanceResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[64]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +3952,7 @@ func (x *StopInstanceResponse) String() string {
 func (*StopInstanceResponse) ProtoMessage() {}
 
 func (x *StopInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[64]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +3965,7 @@ func (x *StopInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopInstanceResponse.ProtoReflect.Descriptor instead.
 func (*StopInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{64}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StopInstanceResponse) GetInstance() *Instance {
@@ -3771,7 +3992,7 @@ type InstanceLogsRequest struct {
 
 func (x *InstanceLogsRequest) Reset() {
 	*x = InstanceLogsRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[65]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +4004,7 @@ func (x *InstanceLogsRequest) String() string {
 func (*InstanceLogsRequest) ProtoMessage() {}
 
 func (x *InstanceLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[65]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +4017,7 @@ func (x *InstanceLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceLogsRequest.ProtoReflect.Descriptor instead.
 func (*InstanceLogsRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{65}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InstanceLogsRequest) GetInstance() string {
@@ -3838,7 +4059,7 @@ type InstanceLogsResponse struct {
 
 func (x *InstanceLogsResponse) Reset() {
 	*x = InstanceLogsResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[66]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3850,7 +4071,7 @@ func (x *InstanceLogsResponse) String() string {
 func (*InstanceLogsResponse) ProtoMessage() {}
 
 func (x *InstanceLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[66]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3863,7 +4084,7 @@ func (x *InstanceLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceLogsResponse.ProtoReflect.Descriptor instead.
 func (*InstanceLogsResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{66}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *InstanceLogsResponse) GetLine() *LogLine {
@@ -3884,7 +4105,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[67]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3896,7 +4117,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[67]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3909,7 +4130,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{67}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CheckRequest) GetNodes() []string {
@@ -3932,7 +4153,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_tbcluster_v1_services_proto_msgTypes[68]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4165,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tbcluster_v1_services_proto_msgTypes[68]
+	mi := &file_tbcluster_v1_services_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4178,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{68}
+	return file_tbcluster_v1_services_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -4030,7 +4251,19 @@ const file_tbcluster_v1_services_proto_rawDesc = "" +
 	"\aused_by\x18\x03 \x03(\tR\x06usedBy\"\x0f\n" +
 	"\rRescanRequest\":\n" +
 	"\x0eRescanResponse\x12(\n" +
-	"\x05links\x18\x01 \x03(\v2\x12.tbcluster.v1.LinkR\x05links\"S\n" +
+	"\x05links\x18\x01 \x03(\v2\x12.tbcluster.v1.LinkR\x05links\"m\n" +
+	"\x10AddClientRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x12.tbcluster.v1.RoleR\x04role\x12\x1d\n" +
+	"\n" +
+	"local_user\x18\x03 \x01(\tR\tlocalUser\"Y\n" +
+	"\x11AddClientResponse\x12,\n" +
+	"\x06client\x18\x01 \x01(\v2\x14.tbcluster.v1.MemberR\x06client\x12\x16\n" +
+	"\x06bundle\x18\x02 \x01(\fR\x06bundle\"\x14\n" +
+	"\x12NewIdentityRequest\"M\n" +
+	"\x13NewIdentityResponse\x12\x1e\n" +
+	"\vold_node_id\x18\x01 \x01(\tR\toldNodeId\x12\x16\n" +
+	"\x06others\x18\x02 \x03(\tR\x06others\"S\n" +
 	"\n" +
 	"MapRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
@@ -4060,14 +4293,15 @@ const file_tbcluster_v1_services_proto_rawDesc = "" +
 	"local_user\x18\x03 \x01(\tR\tlocalUser\"h\n" +
 	"\fJoinResponse\x12(\n" +
 	"\x04peer\x18\x01 \x01(\v2\x14.tbcluster.v1.MemberR\x04peer\x12.\n" +
-	"\amembers\x18\x02 \x03(\v2\x14.tbcluster.v1.MemberR\amembers\"\xdd\x01\n" +
+	"\amembers\x18\x02 \x03(\v2\x14.tbcluster.v1.MemberR\amembers\"\xf5\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12&\n" +
 	"\x04role\x18\x03 \x01(\x0e2\x12.tbcluster.v1.RoleR\x04role\x12#\n" +
 	"\rintroduced_by\x18\x04 \x01(\tR\fintroducedBy\x12?\n" +
 	"\rintroduced_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\fintroducedAt\x12\x18\n" +
-	"\arevoked\x18\x06 \x01(\bR\arevoked\"\x1b\n" +
+	"\arevoked\x18\x06 \x01(\bR\arevoked\x12\x16\n" +
+	"\x06client\x18\a \x01(\bR\x06client\"\x1b\n" +
 	"\x19PairingServiceListRequest\"L\n" +
 	"\x1aPairingServiceListResponse\x12.\n" +
 	"\amembers\x18\x01 \x03(\v2\x14.tbcluster.v1.MemberR\amembers\"q\n" +
@@ -4227,13 +4461,15 @@ const file_tbcluster_v1_services_proto_rawDesc = "" +
 	"\aChanges\x12\x1c.tbcluster.v1.ChangesRequest\x1a\x1d.tbcluster.v1.ChangesResponse2\x94\x01\n" +
 	"\vLinkService\x12C\n" +
 	"\x06Rescan\x12\x1b.tbcluster.v1.RescanRequest\x1a\x1c.tbcluster.v1.RescanResponse\x12@\n" +
-	"\x05Bench\x12\x1a.tbcluster.v1.BenchRequest\x1a\x1b.tbcluster.v1.BenchResponse2\xec\x02\n" +
+	"\x05Bench\x12\x1a.tbcluster.v1.BenchRequest\x1a\x1b.tbcluster.v1.BenchResponse2\x8e\x04\n" +
 	"\x0ePairingService\x12?\n" +
 	"\x04Open\x12\x19.tbcluster.v1.OpenRequest\x1a\x1a.tbcluster.v1.OpenResponse0\x01\x12=\n" +
 	"\x04Join\x12\x19.tbcluster.v1.JoinRequest\x1a\x1a.tbcluster.v1.JoinResponse\x12Y\n" +
 	"\x04List\x12'.tbcluster.v1.PairingServiceListRequest\x1a(.tbcluster.v1.PairingServiceListResponse\x12C\n" +
 	"\x06Revoke\x12\x1b.tbcluster.v1.RevokeRequest\x1a\x1c.tbcluster.v1.RevokeResponse\x12:\n" +
-	"\x03Map\x12\x18.tbcluster.v1.MapRequest\x1a\x19.tbcluster.v1.MapResponse2\xce\x01\n" +
+	"\x03Map\x12\x18.tbcluster.v1.MapRequest\x1a\x19.tbcluster.v1.MapResponse\x12L\n" +
+	"\tAddClient\x12\x1e.tbcluster.v1.AddClientRequest\x1a\x1f.tbcluster.v1.AddClientResponse\x12R\n" +
+	"\vNewIdentity\x12 .tbcluster.v1.NewIdentityRequest\x1a!.tbcluster.v1.NewIdentityResponse2\xce\x01\n" +
 	"\fModelService\x12:\n" +
 	"\x03Add\x12\x18.tbcluster.v1.AddRequest\x1a\x19.tbcluster.v1.AddResponse\x12C\n" +
 	"\x06Remove\x12\x1b.tbcluster.v1.RemoveRequest\x1a\x1c.tbcluster.v1.RemoveResponse\x12=\n" +
@@ -4270,7 +4506,7 @@ func file_tbcluster_v1_services_proto_rawDescGZIP() []byte {
 }
 
 var file_tbcluster_v1_services_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tbcluster_v1_services_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_tbcluster_v1_services_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_tbcluster_v1_services_proto_goTypes = []any{
 	(ShutdownMode)(0),                  // 0: tbcluster.v1.ShutdownMode
 	(*PingRequest)(nil),                // 1: tbcluster.v1.PingRequest
@@ -4291,183 +4527,193 @@ var file_tbcluster_v1_services_proto_goTypes = []any{
 	(*BenchResponse)(nil),              // 16: tbcluster.v1.BenchResponse
 	(*RescanRequest)(nil),              // 17: tbcluster.v1.RescanRequest
 	(*RescanResponse)(nil),             // 18: tbcluster.v1.RescanResponse
-	(*MapRequest)(nil),                 // 19: tbcluster.v1.MapRequest
-	(*MapResponse)(nil),                // 20: tbcluster.v1.MapResponse
-	(*OpenRequest)(nil),                // 21: tbcluster.v1.OpenRequest
-	(*OpenResponse)(nil),               // 22: tbcluster.v1.OpenResponse
-	(*PairingCode)(nil),                // 23: tbcluster.v1.PairingCode
-	(*JoinRequest)(nil),                // 24: tbcluster.v1.JoinRequest
-	(*JoinResponse)(nil),               // 25: tbcluster.v1.JoinResponse
-	(*Member)(nil),                     // 26: tbcluster.v1.Member
-	(*PairingServiceListRequest)(nil),  // 27: tbcluster.v1.PairingServiceListRequest
-	(*PairingServiceListResponse)(nil), // 28: tbcluster.v1.PairingServiceListResponse
-	(*RevokeRequest)(nil),              // 29: tbcluster.v1.RevokeRequest
-	(*RevokeResponse)(nil),             // 30: tbcluster.v1.RevokeResponse
-	(*AddRequest)(nil),                 // 31: tbcluster.v1.AddRequest
-	(*AddResponse)(nil),                // 32: tbcluster.v1.AddResponse
-	(*RemoveRequest)(nil),              // 33: tbcluster.v1.RemoveRequest
-	(*RemoveResponse)(nil),             // 34: tbcluster.v1.RemoveResponse
-	(*ScanRequest)(nil),                // 35: tbcluster.v1.ScanRequest
-	(*ScanResponse)(nil),               // 36: tbcluster.v1.ScanResponse
-	(*StartTransferRequest)(nil),       // 37: tbcluster.v1.StartTransferRequest
-	(*StartTransferResponse)(nil),      // 38: tbcluster.v1.StartTransferResponse
-	(*GetTransferRequest)(nil),         // 39: tbcluster.v1.GetTransferRequest
-	(*GetTransferResponse)(nil),        // 40: tbcluster.v1.GetTransferResponse
-	(*ListTransfersRequest)(nil),       // 41: tbcluster.v1.ListTransfersRequest
-	(*ListTransfersResponse)(nil),      // 42: tbcluster.v1.ListTransfersResponse
-	(*WatchTransferRequest)(nil),       // 43: tbcluster.v1.WatchTransferRequest
-	(*WatchTransferResponse)(nil),      // 44: tbcluster.v1.WatchTransferResponse
-	(*CancelTransferRequest)(nil),      // 45: tbcluster.v1.CancelTransferRequest
-	(*CancelTransferResponse)(nil),     // 46: tbcluster.v1.CancelTransferResponse
-	(*PauseTransferRequest)(nil),       // 47: tbcluster.v1.PauseTransferRequest
-	(*PauseTransferResponse)(nil),      // 48: tbcluster.v1.PauseTransferResponse
-	(*ResumeTransferRequest)(nil),      // 49: tbcluster.v1.ResumeTransferRequest
-	(*ResumeTransferResponse)(nil),     // 50: tbcluster.v1.ResumeTransferResponse
-	(*Placement)(nil),                  // 51: tbcluster.v1.Placement
-	(*PlanRequest)(nil),                // 52: tbcluster.v1.PlanRequest
-	(*PlanResponse)(nil),               // 53: tbcluster.v1.PlanResponse
-	(*PlanOption)(nil),                 // 54: tbcluster.v1.PlanOption
-	(*PlanRank)(nil),                   // 55: tbcluster.v1.PlanRank
-	(*PlaceRequest)(nil),               // 56: tbcluster.v1.PlaceRequest
-	(*PlaceResponse)(nil),              // 57: tbcluster.v1.PlaceResponse
-	(*GetInstanceRequest)(nil),         // 58: tbcluster.v1.GetInstanceRequest
-	(*GetInstanceResponse)(nil),        // 59: tbcluster.v1.GetInstanceResponse
-	(*ListInstancesRequest)(nil),       // 60: tbcluster.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),      // 61: tbcluster.v1.ListInstancesResponse
-	(*WatchInstanceRequest)(nil),       // 62: tbcluster.v1.WatchInstanceRequest
-	(*WatchInstanceResponse)(nil),      // 63: tbcluster.v1.WatchInstanceResponse
-	(*StopInstanceRequest)(nil),        // 64: tbcluster.v1.StopInstanceRequest
-	(*StopInstanceResponse)(nil),       // 65: tbcluster.v1.StopInstanceResponse
-	(*InstanceLogsRequest)(nil),        // 66: tbcluster.v1.InstanceLogsRequest
-	(*InstanceLogsResponse)(nil),       // 67: tbcluster.v1.InstanceLogsResponse
-	(*CheckRequest)(nil),               // 68: tbcluster.v1.CheckRequest
-	(*CheckResponse)(nil),              // 69: tbcluster.v1.CheckResponse
-	(*Node)(nil),                       // 70: tbcluster.v1.Node
-	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 72: google.protobuf.Duration
-	(*LinkMeasurement)(nil),            // 73: tbcluster.v1.LinkMeasurement
-	(*Link)(nil),                       // 74: tbcluster.v1.Link
-	(Role)(0),                          // 75: tbcluster.v1.Role
-	(*Model)(nil),                      // 76: tbcluster.v1.Model
-	(*Transfer)(nil),                   // 77: tbcluster.v1.Transfer
-	(*Instance)(nil),                   // 78: tbcluster.v1.Instance
-	(*Finding)(nil),                    // 79: tbcluster.v1.Finding
-	(*Failure)(nil),                    // 80: tbcluster.v1.Failure
+	(*AddClientRequest)(nil),           // 19: tbcluster.v1.AddClientRequest
+	(*AddClientResponse)(nil),          // 20: tbcluster.v1.AddClientResponse
+	(*NewIdentityRequest)(nil),         // 21: tbcluster.v1.NewIdentityRequest
+	(*NewIdentityResponse)(nil),        // 22: tbcluster.v1.NewIdentityResponse
+	(*MapRequest)(nil),                 // 23: tbcluster.v1.MapRequest
+	(*MapResponse)(nil),                // 24: tbcluster.v1.MapResponse
+	(*OpenRequest)(nil),                // 25: tbcluster.v1.OpenRequest
+	(*OpenResponse)(nil),               // 26: tbcluster.v1.OpenResponse
+	(*PairingCode)(nil),                // 27: tbcluster.v1.PairingCode
+	(*JoinRequest)(nil),                // 28: tbcluster.v1.JoinRequest
+	(*JoinResponse)(nil),               // 29: tbcluster.v1.JoinResponse
+	(*Member)(nil),                     // 30: tbcluster.v1.Member
+	(*PairingServiceListRequest)(nil),  // 31: tbcluster.v1.PairingServiceListRequest
+	(*PairingServiceListResponse)(nil), // 32: tbcluster.v1.PairingServiceListResponse
+	(*RevokeRequest)(nil),              // 33: tbcluster.v1.RevokeRequest
+	(*RevokeResponse)(nil),             // 34: tbcluster.v1.RevokeResponse
+	(*AddRequest)(nil),                 // 35: tbcluster.v1.AddRequest
+	(*AddResponse)(nil),                // 36: tbcluster.v1.AddResponse
+	(*RemoveRequest)(nil),              // 37: tbcluster.v1.RemoveRequest
+	(*RemoveResponse)(nil),             // 38: tbcluster.v1.RemoveResponse
+	(*ScanRequest)(nil),                // 39: tbcluster.v1.ScanRequest
+	(*ScanResponse)(nil),               // 40: tbcluster.v1.ScanResponse
+	(*StartTransferRequest)(nil),       // 41: tbcluster.v1.StartTransferRequest
+	(*StartTransferResponse)(nil),      // 42: tbcluster.v1.StartTransferResponse
+	(*GetTransferRequest)(nil),         // 43: tbcluster.v1.GetTransferRequest
+	(*GetTransferResponse)(nil),        // 44: tbcluster.v1.GetTransferResponse
+	(*ListTransfersRequest)(nil),       // 45: tbcluster.v1.ListTransfersRequest
+	(*ListTransfersResponse)(nil),      // 46: tbcluster.v1.ListTransfersResponse
+	(*WatchTransferRequest)(nil),       // 47: tbcluster.v1.WatchTransferRequest
+	(*WatchTransferResponse)(nil),      // 48: tbcluster.v1.WatchTransferResponse
+	(*CancelTransferRequest)(nil),      // 49: tbcluster.v1.CancelTransferRequest
+	(*CancelTransferResponse)(nil),     // 50: tbcluster.v1.CancelTransferResponse
+	(*PauseTransferRequest)(nil),       // 51: tbcluster.v1.PauseTransferRequest
+	(*PauseTransferResponse)(nil),      // 52: tbcluster.v1.PauseTransferResponse
+	(*ResumeTransferRequest)(nil),      // 53: tbcluster.v1.ResumeTransferRequest
+	(*ResumeTransferResponse)(nil),     // 54: tbcluster.v1.ResumeTransferResponse
+	(*Placement)(nil),                  // 55: tbcluster.v1.Placement
+	(*PlanRequest)(nil),                // 56: tbcluster.v1.PlanRequest
+	(*PlanResponse)(nil),               // 57: tbcluster.v1.PlanResponse
+	(*PlanOption)(nil),                 // 58: tbcluster.v1.PlanOption
+	(*PlanRank)(nil),                   // 59: tbcluster.v1.PlanRank
+	(*PlaceRequest)(nil),               // 60: tbcluster.v1.PlaceRequest
+	(*PlaceResponse)(nil),              // 61: tbcluster.v1.PlaceResponse
+	(*GetInstanceRequest)(nil),         // 62: tbcluster.v1.GetInstanceRequest
+	(*GetInstanceResponse)(nil),        // 63: tbcluster.v1.GetInstanceResponse
+	(*ListInstancesRequest)(nil),       // 64: tbcluster.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),      // 65: tbcluster.v1.ListInstancesResponse
+	(*WatchInstanceRequest)(nil),       // 66: tbcluster.v1.WatchInstanceRequest
+	(*WatchInstanceResponse)(nil),      // 67: tbcluster.v1.WatchInstanceResponse
+	(*StopInstanceRequest)(nil),        // 68: tbcluster.v1.StopInstanceRequest
+	(*StopInstanceResponse)(nil),       // 69: tbcluster.v1.StopInstanceResponse
+	(*InstanceLogsRequest)(nil),        // 70: tbcluster.v1.InstanceLogsRequest
+	(*InstanceLogsResponse)(nil),       // 71: tbcluster.v1.InstanceLogsResponse
+	(*CheckRequest)(nil),               // 72: tbcluster.v1.CheckRequest
+	(*CheckResponse)(nil),              // 73: tbcluster.v1.CheckResponse
+	(*Node)(nil),                       // 74: tbcluster.v1.Node
+	(*timestamppb.Timestamp)(nil),      // 75: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 76: google.protobuf.Duration
+	(*LinkMeasurement)(nil),            // 77: tbcluster.v1.LinkMeasurement
+	(*Link)(nil),                       // 78: tbcluster.v1.Link
+	(Role)(0),                          // 79: tbcluster.v1.Role
+	(*Model)(nil),                      // 80: tbcluster.v1.Model
+	(*Transfer)(nil),                   // 81: tbcluster.v1.Transfer
+	(*Instance)(nil),                   // 82: tbcluster.v1.Instance
+	(*Finding)(nil),                    // 83: tbcluster.v1.Finding
+	(*Failure)(nil),                    // 84: tbcluster.v1.Failure
 }
 var file_tbcluster_v1_services_proto_depIdxs = []int32{
 	3,  // 0: tbcluster.v1.PingResponse.ways:type_name -> tbcluster.v1.PingWay
-	70, // 1: tbcluster.v1.RenameResponse.node:type_name -> tbcluster.v1.Node
+	74, // 1: tbcluster.v1.RenameResponse.node:type_name -> tbcluster.v1.Node
 	0,  // 2: tbcluster.v1.ShutdownRequest.mode:type_name -> tbcluster.v1.ShutdownMode
-	71, // 3: tbcluster.v1.NodeServiceLogsRequest.since:type_name -> google.protobuf.Timestamp
+	75, // 3: tbcluster.v1.NodeServiceLogsRequest.since:type_name -> google.protobuf.Timestamp
 	12, // 4: tbcluster.v1.NodeServiceLogsResponse.line:type_name -> tbcluster.v1.LogLine
-	71, // 5: tbcluster.v1.LogLine.time:type_name -> google.protobuf.Timestamp
-	72, // 6: tbcluster.v1.BenchRequest.duration:type_name -> google.protobuf.Duration
-	73, // 7: tbcluster.v1.BenchResponse.measurement:type_name -> tbcluster.v1.LinkMeasurement
-	74, // 8: tbcluster.v1.BenchResponse.link:type_name -> tbcluster.v1.Link
-	74, // 9: tbcluster.v1.RescanResponse.links:type_name -> tbcluster.v1.Link
-	72, // 10: tbcluster.v1.OpenRequest.lifetime:type_name -> google.protobuf.Duration
-	75, // 11: tbcluster.v1.OpenRequest.role:type_name -> tbcluster.v1.Role
-	23, // 12: tbcluster.v1.OpenResponse.code:type_name -> tbcluster.v1.PairingCode
-	26, // 13: tbcluster.v1.OpenResponse.joined:type_name -> tbcluster.v1.Member
-	71, // 14: tbcluster.v1.PairingCode.expires_at:type_name -> google.protobuf.Timestamp
-	26, // 15: tbcluster.v1.JoinResponse.peer:type_name -> tbcluster.v1.Member
-	26, // 16: tbcluster.v1.JoinResponse.members:type_name -> tbcluster.v1.Member
-	75, // 17: tbcluster.v1.Member.role:type_name -> tbcluster.v1.Role
-	71, // 18: tbcluster.v1.Member.introduced_at:type_name -> google.protobuf.Timestamp
-	26, // 19: tbcluster.v1.PairingServiceListResponse.members:type_name -> tbcluster.v1.Member
-	26, // 20: tbcluster.v1.RevokeResponse.revoked:type_name -> tbcluster.v1.Member
-	26, // 21: tbcluster.v1.RevokeResponse.introduced:type_name -> tbcluster.v1.Member
-	76, // 22: tbcluster.v1.AddResponse.model:type_name -> tbcluster.v1.Model
-	76, // 23: tbcluster.v1.ScanResponse.models:type_name -> tbcluster.v1.Model
-	77, // 24: tbcluster.v1.StartTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
-	77, // 25: tbcluster.v1.GetTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
-	77, // 26: tbcluster.v1.ListTransfersResponse.transfers:type_name -> tbcluster.v1.Transfer
-	77, // 27: tbcluster.v1.WatchTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
-	77, // 28: tbcluster.v1.CancelTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
-	77, // 29: tbcluster.v1.PauseTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
-	77, // 30: tbcluster.v1.ResumeTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
-	51, // 31: tbcluster.v1.PlanRequest.placement:type_name -> tbcluster.v1.Placement
-	54, // 32: tbcluster.v1.PlanResponse.choice:type_name -> tbcluster.v1.PlanOption
-	54, // 33: tbcluster.v1.PlanResponse.alternatives:type_name -> tbcluster.v1.PlanOption
-	76, // 34: tbcluster.v1.PlanResponse.model:type_name -> tbcluster.v1.Model
-	55, // 35: tbcluster.v1.PlanOption.ranks:type_name -> tbcluster.v1.PlanRank
-	51, // 36: tbcluster.v1.PlaceRequest.placement:type_name -> tbcluster.v1.Placement
-	78, // 37: tbcluster.v1.PlaceResponse.instance:type_name -> tbcluster.v1.Instance
-	78, // 38: tbcluster.v1.GetInstanceResponse.instance:type_name -> tbcluster.v1.Instance
-	78, // 39: tbcluster.v1.ListInstancesResponse.instances:type_name -> tbcluster.v1.Instance
-	78, // 40: tbcluster.v1.WatchInstanceResponse.instance:type_name -> tbcluster.v1.Instance
-	78, // 41: tbcluster.v1.StopInstanceResponse.instance:type_name -> tbcluster.v1.Instance
-	71, // 42: tbcluster.v1.InstanceLogsRequest.since:type_name -> google.protobuf.Timestamp
-	12, // 43: tbcluster.v1.InstanceLogsResponse.line:type_name -> tbcluster.v1.LogLine
-	79, // 44: tbcluster.v1.CheckResponse.findings:type_name -> tbcluster.v1.Finding
-	80, // 45: tbcluster.v1.CheckResponse.failures:type_name -> tbcluster.v1.Failure
-	1,  // 46: tbcluster.v1.NodeService.Ping:input_type -> tbcluster.v1.PingRequest
-	4,  // 47: tbcluster.v1.NodeService.Forget:input_type -> tbcluster.v1.ForgetRequest
-	6,  // 48: tbcluster.v1.NodeService.Rename:input_type -> tbcluster.v1.RenameRequest
-	8,  // 49: tbcluster.v1.NodeService.Shutdown:input_type -> tbcluster.v1.ShutdownRequest
-	10, // 50: tbcluster.v1.NodeService.Logs:input_type -> tbcluster.v1.NodeServiceLogsRequest
-	13, // 51: tbcluster.v1.NodeService.Changes:input_type -> tbcluster.v1.ChangesRequest
-	17, // 52: tbcluster.v1.LinkService.Rescan:input_type -> tbcluster.v1.RescanRequest
-	15, // 53: tbcluster.v1.LinkService.Bench:input_type -> tbcluster.v1.BenchRequest
-	21, // 54: tbcluster.v1.PairingService.Open:input_type -> tbcluster.v1.OpenRequest
-	24, // 55: tbcluster.v1.PairingService.Join:input_type -> tbcluster.v1.JoinRequest
-	27, // 56: tbcluster.v1.PairingService.List:input_type -> tbcluster.v1.PairingServiceListRequest
-	29, // 57: tbcluster.v1.PairingService.Revoke:input_type -> tbcluster.v1.RevokeRequest
-	19, // 58: tbcluster.v1.PairingService.Map:input_type -> tbcluster.v1.MapRequest
-	31, // 59: tbcluster.v1.ModelService.Add:input_type -> tbcluster.v1.AddRequest
-	33, // 60: tbcluster.v1.ModelService.Remove:input_type -> tbcluster.v1.RemoveRequest
-	35, // 61: tbcluster.v1.ModelService.Scan:input_type -> tbcluster.v1.ScanRequest
-	37, // 62: tbcluster.v1.TransferService.Start:input_type -> tbcluster.v1.StartTransferRequest
-	39, // 63: tbcluster.v1.TransferService.Get:input_type -> tbcluster.v1.GetTransferRequest
-	41, // 64: tbcluster.v1.TransferService.List:input_type -> tbcluster.v1.ListTransfersRequest
-	43, // 65: tbcluster.v1.TransferService.Watch:input_type -> tbcluster.v1.WatchTransferRequest
-	45, // 66: tbcluster.v1.TransferService.Cancel:input_type -> tbcluster.v1.CancelTransferRequest
-	47, // 67: tbcluster.v1.TransferService.Pause:input_type -> tbcluster.v1.PauseTransferRequest
-	49, // 68: tbcluster.v1.TransferService.Resume:input_type -> tbcluster.v1.ResumeTransferRequest
-	52, // 69: tbcluster.v1.InstanceService.Plan:input_type -> tbcluster.v1.PlanRequest
-	56, // 70: tbcluster.v1.InstanceService.Place:input_type -> tbcluster.v1.PlaceRequest
-	58, // 71: tbcluster.v1.InstanceService.Get:input_type -> tbcluster.v1.GetInstanceRequest
-	60, // 72: tbcluster.v1.InstanceService.List:input_type -> tbcluster.v1.ListInstancesRequest
-	62, // 73: tbcluster.v1.InstanceService.Watch:input_type -> tbcluster.v1.WatchInstanceRequest
-	64, // 74: tbcluster.v1.InstanceService.Stop:input_type -> tbcluster.v1.StopInstanceRequest
-	66, // 75: tbcluster.v1.InstanceService.Logs:input_type -> tbcluster.v1.InstanceLogsRequest
-	68, // 76: tbcluster.v1.DoctorService.Check:input_type -> tbcluster.v1.CheckRequest
-	2,  // 77: tbcluster.v1.NodeService.Ping:output_type -> tbcluster.v1.PingResponse
-	5,  // 78: tbcluster.v1.NodeService.Forget:output_type -> tbcluster.v1.ForgetResponse
-	7,  // 79: tbcluster.v1.NodeService.Rename:output_type -> tbcluster.v1.RenameResponse
-	9,  // 80: tbcluster.v1.NodeService.Shutdown:output_type -> tbcluster.v1.ShutdownResponse
-	11, // 81: tbcluster.v1.NodeService.Logs:output_type -> tbcluster.v1.NodeServiceLogsResponse
-	14, // 82: tbcluster.v1.NodeService.Changes:output_type -> tbcluster.v1.ChangesResponse
-	18, // 83: tbcluster.v1.LinkService.Rescan:output_type -> tbcluster.v1.RescanResponse
-	16, // 84: tbcluster.v1.LinkService.Bench:output_type -> tbcluster.v1.BenchResponse
-	22, // 85: tbcluster.v1.PairingService.Open:output_type -> tbcluster.v1.OpenResponse
-	25, // 86: tbcluster.v1.PairingService.Join:output_type -> tbcluster.v1.JoinResponse
-	28, // 87: tbcluster.v1.PairingService.List:output_type -> tbcluster.v1.PairingServiceListResponse
-	30, // 88: tbcluster.v1.PairingService.Revoke:output_type -> tbcluster.v1.RevokeResponse
-	20, // 89: tbcluster.v1.PairingService.Map:output_type -> tbcluster.v1.MapResponse
-	32, // 90: tbcluster.v1.ModelService.Add:output_type -> tbcluster.v1.AddResponse
-	34, // 91: tbcluster.v1.ModelService.Remove:output_type -> tbcluster.v1.RemoveResponse
-	36, // 92: tbcluster.v1.ModelService.Scan:output_type -> tbcluster.v1.ScanResponse
-	38, // 93: tbcluster.v1.TransferService.Start:output_type -> tbcluster.v1.StartTransferResponse
-	40, // 94: tbcluster.v1.TransferService.Get:output_type -> tbcluster.v1.GetTransferResponse
-	42, // 95: tbcluster.v1.TransferService.List:output_type -> tbcluster.v1.ListTransfersResponse
-	44, // 96: tbcluster.v1.TransferService.Watch:output_type -> tbcluster.v1.WatchTransferResponse
-	46, // 97: tbcluster.v1.TransferService.Cancel:output_type -> tbcluster.v1.CancelTransferResponse
-	48, // 98: tbcluster.v1.TransferService.Pause:output_type -> tbcluster.v1.PauseTransferResponse
-	50, // 99: tbcluster.v1.TransferService.Resume:output_type -> tbcluster.v1.ResumeTransferResponse
-	53, // 100: tbcluster.v1.InstanceService.Plan:output_type -> tbcluster.v1.PlanResponse
-	57, // 101: tbcluster.v1.InstanceService.Place:output_type -> tbcluster.v1.PlaceResponse
-	59, // 102: tbcluster.v1.InstanceService.Get:output_type -> tbcluster.v1.GetInstanceResponse
-	61, // 103: tbcluster.v1.InstanceService.List:output_type -> tbcluster.v1.ListInstancesResponse
-	63, // 104: tbcluster.v1.InstanceService.Watch:output_type -> tbcluster.v1.WatchInstanceResponse
-	65, // 105: tbcluster.v1.InstanceService.Stop:output_type -> tbcluster.v1.StopInstanceResponse
-	67, // 106: tbcluster.v1.InstanceService.Logs:output_type -> tbcluster.v1.InstanceLogsResponse
-	69, // 107: tbcluster.v1.DoctorService.Check:output_type -> tbcluster.v1.CheckResponse
-	77, // [77:108] is the sub-list for method output_type
-	46, // [46:77] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	75, // 5: tbcluster.v1.LogLine.time:type_name -> google.protobuf.Timestamp
+	76, // 6: tbcluster.v1.BenchRequest.duration:type_name -> google.protobuf.Duration
+	77, // 7: tbcluster.v1.BenchResponse.measurement:type_name -> tbcluster.v1.LinkMeasurement
+	78, // 8: tbcluster.v1.BenchResponse.link:type_name -> tbcluster.v1.Link
+	78, // 9: tbcluster.v1.RescanResponse.links:type_name -> tbcluster.v1.Link
+	79, // 10: tbcluster.v1.AddClientRequest.role:type_name -> tbcluster.v1.Role
+	30, // 11: tbcluster.v1.AddClientResponse.client:type_name -> tbcluster.v1.Member
+	76, // 12: tbcluster.v1.OpenRequest.lifetime:type_name -> google.protobuf.Duration
+	79, // 13: tbcluster.v1.OpenRequest.role:type_name -> tbcluster.v1.Role
+	27, // 14: tbcluster.v1.OpenResponse.code:type_name -> tbcluster.v1.PairingCode
+	30, // 15: tbcluster.v1.OpenResponse.joined:type_name -> tbcluster.v1.Member
+	75, // 16: tbcluster.v1.PairingCode.expires_at:type_name -> google.protobuf.Timestamp
+	30, // 17: tbcluster.v1.JoinResponse.peer:type_name -> tbcluster.v1.Member
+	30, // 18: tbcluster.v1.JoinResponse.members:type_name -> tbcluster.v1.Member
+	79, // 19: tbcluster.v1.Member.role:type_name -> tbcluster.v1.Role
+	75, // 20: tbcluster.v1.Member.introduced_at:type_name -> google.protobuf.Timestamp
+	30, // 21: tbcluster.v1.PairingServiceListResponse.members:type_name -> tbcluster.v1.Member
+	30, // 22: tbcluster.v1.RevokeResponse.revoked:type_name -> tbcluster.v1.Member
+	30, // 23: tbcluster.v1.RevokeResponse.introduced:type_name -> tbcluster.v1.Member
+	80, // 24: tbcluster.v1.AddResponse.model:type_name -> tbcluster.v1.Model
+	80, // 25: tbcluster.v1.ScanResponse.models:type_name -> tbcluster.v1.Model
+	81, // 26: tbcluster.v1.StartTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
+	81, // 27: tbcluster.v1.GetTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
+	81, // 28: tbcluster.v1.ListTransfersResponse.transfers:type_name -> tbcluster.v1.Transfer
+	81, // 29: tbcluster.v1.WatchTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
+	81, // 30: tbcluster.v1.CancelTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
+	81, // 31: tbcluster.v1.PauseTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
+	81, // 32: tbcluster.v1.ResumeTransferResponse.transfer:type_name -> tbcluster.v1.Transfer
+	55, // 33: tbcluster.v1.PlanRequest.placement:type_name -> tbcluster.v1.Placement
+	58, // 34: tbcluster.v1.PlanResponse.choice:type_name -> tbcluster.v1.PlanOption
+	58, // 35: tbcluster.v1.PlanResponse.alternatives:type_name -> tbcluster.v1.PlanOption
+	80, // 36: tbcluster.v1.PlanResponse.model:type_name -> tbcluster.v1.Model
+	59, // 37: tbcluster.v1.PlanOption.ranks:type_name -> tbcluster.v1.PlanRank
+	55, // 38: tbcluster.v1.PlaceRequest.placement:type_name -> tbcluster.v1.Placement
+	82, // 39: tbcluster.v1.PlaceResponse.instance:type_name -> tbcluster.v1.Instance
+	82, // 40: tbcluster.v1.GetInstanceResponse.instance:type_name -> tbcluster.v1.Instance
+	82, // 41: tbcluster.v1.ListInstancesResponse.instances:type_name -> tbcluster.v1.Instance
+	82, // 42: tbcluster.v1.WatchInstanceResponse.instance:type_name -> tbcluster.v1.Instance
+	82, // 43: tbcluster.v1.StopInstanceResponse.instance:type_name -> tbcluster.v1.Instance
+	75, // 44: tbcluster.v1.InstanceLogsRequest.since:type_name -> google.protobuf.Timestamp
+	12, // 45: tbcluster.v1.InstanceLogsResponse.line:type_name -> tbcluster.v1.LogLine
+	83, // 46: tbcluster.v1.CheckResponse.findings:type_name -> tbcluster.v1.Finding
+	84, // 47: tbcluster.v1.CheckResponse.failures:type_name -> tbcluster.v1.Failure
+	1,  // 48: tbcluster.v1.NodeService.Ping:input_type -> tbcluster.v1.PingRequest
+	4,  // 49: tbcluster.v1.NodeService.Forget:input_type -> tbcluster.v1.ForgetRequest
+	6,  // 50: tbcluster.v1.NodeService.Rename:input_type -> tbcluster.v1.RenameRequest
+	8,  // 51: tbcluster.v1.NodeService.Shutdown:input_type -> tbcluster.v1.ShutdownRequest
+	10, // 52: tbcluster.v1.NodeService.Logs:input_type -> tbcluster.v1.NodeServiceLogsRequest
+	13, // 53: tbcluster.v1.NodeService.Changes:input_type -> tbcluster.v1.ChangesRequest
+	17, // 54: tbcluster.v1.LinkService.Rescan:input_type -> tbcluster.v1.RescanRequest
+	15, // 55: tbcluster.v1.LinkService.Bench:input_type -> tbcluster.v1.BenchRequest
+	25, // 56: tbcluster.v1.PairingService.Open:input_type -> tbcluster.v1.OpenRequest
+	28, // 57: tbcluster.v1.PairingService.Join:input_type -> tbcluster.v1.JoinRequest
+	31, // 58: tbcluster.v1.PairingService.List:input_type -> tbcluster.v1.PairingServiceListRequest
+	33, // 59: tbcluster.v1.PairingService.Revoke:input_type -> tbcluster.v1.RevokeRequest
+	23, // 60: tbcluster.v1.PairingService.Map:input_type -> tbcluster.v1.MapRequest
+	19, // 61: tbcluster.v1.PairingService.AddClient:input_type -> tbcluster.v1.AddClientRequest
+	21, // 62: tbcluster.v1.PairingService.NewIdentity:input_type -> tbcluster.v1.NewIdentityRequest
+	35, // 63: tbcluster.v1.ModelService.Add:input_type -> tbcluster.v1.AddRequest
+	37, // 64: tbcluster.v1.ModelService.Remove:input_type -> tbcluster.v1.RemoveRequest
+	39, // 65: tbcluster.v1.ModelService.Scan:input_type -> tbcluster.v1.ScanRequest
+	41, // 66: tbcluster.v1.TransferService.Start:input_type -> tbcluster.v1.StartTransferRequest
+	43, // 67: tbcluster.v1.TransferService.Get:input_type -> tbcluster.v1.GetTransferRequest
+	45, // 68: tbcluster.v1.TransferService.List:input_type -> tbcluster.v1.ListTransfersRequest
+	47, // 69: tbcluster.v1.TransferService.Watch:input_type -> tbcluster.v1.WatchTransferRequest
+	49, // 70: tbcluster.v1.TransferService.Cancel:input_type -> tbcluster.v1.CancelTransferRequest
+	51, // 71: tbcluster.v1.TransferService.Pause:input_type -> tbcluster.v1.PauseTransferRequest
+	53, // 72: tbcluster.v1.TransferService.Resume:input_type -> tbcluster.v1.ResumeTransferRequest
+	56, // 73: tbcluster.v1.InstanceService.Plan:input_type -> tbcluster.v1.PlanRequest
+	60, // 74: tbcluster.v1.InstanceService.Place:input_type -> tbcluster.v1.PlaceRequest
+	62, // 75: tbcluster.v1.InstanceService.Get:input_type -> tbcluster.v1.GetInstanceRequest
+	64, // 76: tbcluster.v1.InstanceService.List:input_type -> tbcluster.v1.ListInstancesRequest
+	66, // 77: tbcluster.v1.InstanceService.Watch:input_type -> tbcluster.v1.WatchInstanceRequest
+	68, // 78: tbcluster.v1.InstanceService.Stop:input_type -> tbcluster.v1.StopInstanceRequest
+	70, // 79: tbcluster.v1.InstanceService.Logs:input_type -> tbcluster.v1.InstanceLogsRequest
+	72, // 80: tbcluster.v1.DoctorService.Check:input_type -> tbcluster.v1.CheckRequest
+	2,  // 81: tbcluster.v1.NodeService.Ping:output_type -> tbcluster.v1.PingResponse
+	5,  // 82: tbcluster.v1.NodeService.Forget:output_type -> tbcluster.v1.ForgetResponse
+	7,  // 83: tbcluster.v1.NodeService.Rename:output_type -> tbcluster.v1.RenameResponse
+	9,  // 84: tbcluster.v1.NodeService.Shutdown:output_type -> tbcluster.v1.ShutdownResponse
+	11, // 85: tbcluster.v1.NodeService.Logs:output_type -> tbcluster.v1.NodeServiceLogsResponse
+	14, // 86: tbcluster.v1.NodeService.Changes:output_type -> tbcluster.v1.ChangesResponse
+	18, // 87: tbcluster.v1.LinkService.Rescan:output_type -> tbcluster.v1.RescanResponse
+	16, // 88: tbcluster.v1.LinkService.Bench:output_type -> tbcluster.v1.BenchResponse
+	26, // 89: tbcluster.v1.PairingService.Open:output_type -> tbcluster.v1.OpenResponse
+	29, // 90: tbcluster.v1.PairingService.Join:output_type -> tbcluster.v1.JoinResponse
+	32, // 91: tbcluster.v1.PairingService.List:output_type -> tbcluster.v1.PairingServiceListResponse
+	34, // 92: tbcluster.v1.PairingService.Revoke:output_type -> tbcluster.v1.RevokeResponse
+	24, // 93: tbcluster.v1.PairingService.Map:output_type -> tbcluster.v1.MapResponse
+	20, // 94: tbcluster.v1.PairingService.AddClient:output_type -> tbcluster.v1.AddClientResponse
+	22, // 95: tbcluster.v1.PairingService.NewIdentity:output_type -> tbcluster.v1.NewIdentityResponse
+	36, // 96: tbcluster.v1.ModelService.Add:output_type -> tbcluster.v1.AddResponse
+	38, // 97: tbcluster.v1.ModelService.Remove:output_type -> tbcluster.v1.RemoveResponse
+	40, // 98: tbcluster.v1.ModelService.Scan:output_type -> tbcluster.v1.ScanResponse
+	42, // 99: tbcluster.v1.TransferService.Start:output_type -> tbcluster.v1.StartTransferResponse
+	44, // 100: tbcluster.v1.TransferService.Get:output_type -> tbcluster.v1.GetTransferResponse
+	46, // 101: tbcluster.v1.TransferService.List:output_type -> tbcluster.v1.ListTransfersResponse
+	48, // 102: tbcluster.v1.TransferService.Watch:output_type -> tbcluster.v1.WatchTransferResponse
+	50, // 103: tbcluster.v1.TransferService.Cancel:output_type -> tbcluster.v1.CancelTransferResponse
+	52, // 104: tbcluster.v1.TransferService.Pause:output_type -> tbcluster.v1.PauseTransferResponse
+	54, // 105: tbcluster.v1.TransferService.Resume:output_type -> tbcluster.v1.ResumeTransferResponse
+	57, // 106: tbcluster.v1.InstanceService.Plan:output_type -> tbcluster.v1.PlanResponse
+	61, // 107: tbcluster.v1.InstanceService.Place:output_type -> tbcluster.v1.PlaceResponse
+	63, // 108: tbcluster.v1.InstanceService.Get:output_type -> tbcluster.v1.GetInstanceResponse
+	65, // 109: tbcluster.v1.InstanceService.List:output_type -> tbcluster.v1.ListInstancesResponse
+	67, // 110: tbcluster.v1.InstanceService.Watch:output_type -> tbcluster.v1.WatchInstanceResponse
+	69, // 111: tbcluster.v1.InstanceService.Stop:output_type -> tbcluster.v1.StopInstanceResponse
+	71, // 112: tbcluster.v1.InstanceService.Logs:output_type -> tbcluster.v1.InstanceLogsResponse
+	73, // 113: tbcluster.v1.DoctorService.Check:output_type -> tbcluster.v1.CheckResponse
+	81, // [81:114] is the sub-list for method output_type
+	48, // [48:81] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_tbcluster_v1_services_proto_init() }
@@ -4476,19 +4722,19 @@ func file_tbcluster_v1_services_proto_init() {
 		return
 	}
 	file_tbcluster_v1_cluster_proto_init()
-	file_tbcluster_v1_services_proto_msgTypes[21].OneofWrappers = []any{
+	file_tbcluster_v1_services_proto_msgTypes[25].OneofWrappers = []any{
 		(*OpenResponse_Code)(nil),
 		(*OpenResponse_WrongTryFrom)(nil),
 		(*OpenResponse_Joined)(nil),
 	}
-	file_tbcluster_v1_services_proto_msgTypes[65].OneofWrappers = []any{}
+	file_tbcluster_v1_services_proto_msgTypes[69].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tbcluster_v1_services_proto_rawDesc), len(file_tbcluster_v1_services_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   69,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -483,11 +483,13 @@ var LinkService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	PairingService_Open_FullMethodName   = "/tbcluster.v1.PairingService/Open"
-	PairingService_Join_FullMethodName   = "/tbcluster.v1.PairingService/Join"
-	PairingService_List_FullMethodName   = "/tbcluster.v1.PairingService/List"
-	PairingService_Revoke_FullMethodName = "/tbcluster.v1.PairingService/Revoke"
-	PairingService_Map_FullMethodName    = "/tbcluster.v1.PairingService/Map"
+	PairingService_Open_FullMethodName        = "/tbcluster.v1.PairingService/Open"
+	PairingService_Join_FullMethodName        = "/tbcluster.v1.PairingService/Join"
+	PairingService_List_FullMethodName        = "/tbcluster.v1.PairingService/List"
+	PairingService_Revoke_FullMethodName      = "/tbcluster.v1.PairingService/Revoke"
+	PairingService_Map_FullMethodName         = "/tbcluster.v1.PairingService/Map"
+	PairingService_AddClient_FullMethodName   = "/tbcluster.v1.PairingService/AddClient"
+	PairingService_NewIdentity_FullMethodName = "/tbcluster.v1.PairingService/NewIdentity"
 )
 
 // PairingServiceClient is the client API for PairingService service.
@@ -507,6 +509,12 @@ type PairingServiceClient interface {
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
 	// Map says as which local user a person of another node acts here.
 	Map(ctx context.Context, in *MapRequest, opts ...grpc.CallOption) (*MapResponse, error)
+	// AddClient makes a bundle with which a program on another machine uses this
+	// API over the network, until Revoke.
+	AddClient(ctx context.Context, in *AddClientRequest, opts ...grpc.CallOption) (*AddClientResponse, error)
+	// NewIdentity makes this machine a new node in no cluster and starts its agent
+	// anew; it fails while something runs here.
+	NewIdentity(ctx context.Context, in *NewIdentityRequest, opts ...grpc.CallOption) (*NewIdentityResponse, error)
 }
 
 type pairingServiceClient struct {
@@ -576,6 +584,26 @@ func (c *pairingServiceClient) Map(ctx context.Context, in *MapRequest, opts ...
 	return out, nil
 }
 
+func (c *pairingServiceClient) AddClient(ctx context.Context, in *AddClientRequest, opts ...grpc.CallOption) (*AddClientResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddClientResponse)
+	err := c.cc.Invoke(ctx, PairingService_AddClient_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pairingServiceClient) NewIdentity(ctx context.Context, in *NewIdentityRequest, opts ...grpc.CallOption) (*NewIdentityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NewIdentityResponse)
+	err := c.cc.Invoke(ctx, PairingService_NewIdentity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PairingServiceServer is the server API for PairingService service.
 // All implementations must embed UnimplementedPairingServiceServer
 // for forward compatibility.
@@ -593,6 +621,12 @@ type PairingServiceServer interface {
 	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
 	// Map says as which local user a person of another node acts here.
 	Map(context.Context, *MapRequest) (*MapResponse, error)
+	// AddClient makes a bundle with which a program on another machine uses this
+	// API over the network, until Revoke.
+	AddClient(context.Context, *AddClientRequest) (*AddClientResponse, error)
+	// NewIdentity makes this machine a new node in no cluster and starts its agent
+	// anew; it fails while something runs here.
+	NewIdentity(context.Context, *NewIdentityRequest) (*NewIdentityResponse, error)
 	mustEmbedUnimplementedPairingServiceServer()
 }
 
@@ -617,6 +651,12 @@ func (UnimplementedPairingServiceServer) Revoke(context.Context, *RevokeRequest)
 }
 func (UnimplementedPairingServiceServer) Map(context.Context, *MapRequest) (*MapResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Map not implemented")
+}
+func (UnimplementedPairingServiceServer) AddClient(context.Context, *AddClientRequest) (*AddClientResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddClient not implemented")
+}
+func (UnimplementedPairingServiceServer) NewIdentity(context.Context, *NewIdentityRequest) (*NewIdentityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NewIdentity not implemented")
 }
 func (UnimplementedPairingServiceServer) mustEmbedUnimplementedPairingServiceServer() {}
 func (UnimplementedPairingServiceServer) testEmbeddedByValue()                        {}
@@ -722,6 +762,42 @@ func _PairingService_Map_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PairingService_AddClient_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddClientRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PairingServiceServer).AddClient(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PairingService_AddClient_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PairingServiceServer).AddClient(ctx, req.(*AddClientRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PairingService_NewIdentity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NewIdentityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PairingServiceServer).NewIdentity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PairingService_NewIdentity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PairingServiceServer).NewIdentity(ctx, req.(*NewIdentityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PairingService_ServiceDesc is the grpc.ServiceDesc for PairingService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -744,6 +820,14 @@ var PairingService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Map",
 			Handler:    _PairingService_Map_Handler,
+		},
+		{
+			MethodName: "AddClient",
+			Handler:    _PairingService_AddClient_Handler,
+		},
+		{
+			MethodName: "NewIdentity",
+			Handler:    _PairingService_NewIdentity_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

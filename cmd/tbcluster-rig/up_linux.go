@@ -1,0 +1,295 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"tbcluster/api/fault"
+	"tbcluster/lab"
+	"tbcluster/rig"
+	"tbcluster/rig/cluster"
+	"tbcluster/rig/image"
+	"tbcluster/rig/usb4"
+)
+
+// topologyFlags are those that say what a rig is made of.
+type topologyFlags struct {
+	hosts, cables int
+	shape, kernel string
+	lan           bool
+	host          rig.HostSpec
+	speed         int
+	wire          wireFlags
+	seed          uint64
+}
+
+func (t *topologyFlags) add(f *pflag.FlagSet) {
+	f.IntVar(&t.hosts, "hosts", 2, fmt.Sprintf("number of hosts, 1 to %d; they are called a, b, c, …", rig.MaxHosts))
+	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh or none")
+	f.IntVar(&t.cables, "cables", 1, "cables between each two hosts that are joined")
+	f.StringVar(&t.kernel, "kernel", "newest", "kernel of the hosts: newest, stable or debug (KASAN and lockdep, slow)")
+	f.BoolVar(&t.lan, "lan", false, "an Ethernet between the hosts besides, which leads nowhere else")
+	f.IntVar(&t.host.Version, "usb4", 1, "version of USB4 of the host routers, 1 or 2")
+	f.IntVar(&t.host.Lanes, "lanes", 2, "lanes of a port, 1 or 2")
+	f.IntVar(&t.speed, "generation", int(usb4.Gen3), "speed of a lane: 2, 3 or 4 for 10, 20 or 40 Gb/s")
+	f.IntVar(&t.host.Ports, "ports", 0, "ports of a host (default as many as the cables need)")
+	f.IntVar(&t.host.Memory, "memory", 0, "memory of a host in MiB (default 512; 1024 for the debug kernel)")
+	f.IntVar(&t.host.CPUs, "cpus", 1, "processors of a host")
+	f.IntVar(&t.host.Disk, "disk", 0, "size in MiB of an empty disk, /dev/vda (default none)")
+	f.BoolVar(&t.host.IOMMU, "iommu", false, "an IOMMU that translates what the host router asks for")
+	f.StringArrayVar(&t.host.Driver, "driver", nil, "a kernel module (.ko) that is loaded instead of the kernel's own driver; repeat it in the order of loading")
+	f.Uint64Var(&t.seed, "seed", 0, "decides what is lost and corrupted by probability")
+	t.wire.add(f)
+}
+
+func (t *topologyFlags) topology() (rig.Topology, error) {
+	topology, err := rig.Shape(t.shape, t.hosts, t.cables)
+	if err != nil {
+		return topology, err
+	}
+	if topology.Kernel, err = rig.ParseKernel(t.kernel); err != nil {
+		return topology, err
+	}
+	topology.LAN, topology.Seed = t.lan, t.seed
+	t.host.Speed = usb4.Generation(t.speed)
+	for i := range topology.Hosts {
+		topology.Hosts[i] = t.host
+	}
+	options := usb4.CableOptions{}
+	if err := t.wire.apply(&options); err != nil {
+		return topology, err
+	}
+	for i := range topology.Cables {
+		topology.Cables[i].Options = options
+	}
+	return topology, nil
+}
+
+// wireFlags are those of a cable.
+type wireFlags struct {
+	flags         *pflag.FlagSet
+	rate          string
+	latency       time.Duration
+	loss, corrupt float64
+	lossEvery     uint64
+}
+
+func (w *wireFlags) add(f *pflag.FlagSet) {
+	w.flags = f
+	f.StringVar(&w.rate, "rate", "", `rate of a cable each way, as tc writes it ("100mbit"; "none" as fast as it goes)`)
+	f.DurationVar(&w.latency, "latency", 0, "time that a frame takes over a cable")
+	f.Float64Var(&w.loss, "loss", 0, "part of the frames that are lost, 0 to 1")
+	f.Uint64Var(&w.lossEvery, "loss-every", 0, "every n-th frame is lost")
+	f.Float64Var(&w.corrupt, "corrupt", 0, "part of the frames that arrive with one bit wrong and say so, 0 to 1")
+}
+
+// apply changes what was given on the command line.
+func (w *wireFlags) apply(o *usb4.CableOptions) error {
+	if w.flags.Changed("rate") {
+		o.Rate = 0
+		if w.rate != "none" {
+			rate, err := lab.ParseRate(w.rate)
+			if err != nil {
+				return err
+			}
+			o.Rate = int64(rate)
+		}
+	}
+	if w.flags.Changed("latency") {
+		o.Latency = w.latency
+	}
+	if w.flags.Changed("loss") {
+		o.Loss.Probability = w.loss
+	}
+	if w.flags.Changed("loss-every") {
+		o.Loss.Every = w.lossEvery
+	}
+	if w.flags.Changed("corrupt") {
+		o.CorruptFlagged.Probability = w.corrupt
+	}
+	return nil
+}
+
+type upOptions struct {
+	g       *globals
+	t       topologyFlags
+	trace   string
+	dir     string
+	program string
+	guest   string
+	once    bool
+}
+
+func newUpCommand(g *globals) *cobra.Command {
+	o := &upOptions{g: g}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Boot hosts and plug cables",
+		Long: `Boots the hosts, loads their drivers and waits until they see each other. On a
+terminal it then opens a shell in one of them; when that ends, so does the rig.
+Elsewhere it stays until "tbcluster-rig down", ^C, or SIGTERM.
+
+Meanwhile, from elsewhere: "guest", "plug", "unplug", "flap", "wire", "counters",
+"trace", "status", "cut", "boot", "reload", "down".
+
+With --cluster the program of that path runs on all hosts; they have paired when
+"tbcluster status" is shown.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runUp(cmd.Context(), o) },
+	}
+	f := cmd.Flags()
+	o.t.add(f)
+	f.StringVar(&o.trace, "trace", "", `file for what happens on the cables, in lines for people ("-" is standard error)`)
+	f.StringVar(&o.dir, "dir", "", "directory for consoles and logs (default a temporary one)")
+	f.StringVar(&o.program, "cluster", "", "path of a static tbcluster to run on the hosts; it brings --lan")
+	f.StringVar(&o.guest, "guest", "a", "host in which a terminal gets its shell")
+	f.BoolVar(&o.once, "once", false, "without a terminal, end when everything is up and shown")
+	return cmd
+}
+
+func runUp(ctx context.Context, o *upOptions) (err error) {
+	g := o.g
+	topology, err := o.t.topology()
+	if err != nil {
+		return err
+	}
+	options := rig.Options{Dir: o.dir, Log: func(line string) { g.notef("%s", line) }}
+	if o.program != "" {
+		topology.LAN = true
+		options.Files = cluster.Files(o.program)
+		if _, err := os.Stat(o.program); err != nil {
+			return fault.New(fault.FileMissing, "take tbcluster into the hosts", err, "`make build` makes bin/tbcluster").At(o.program)
+		}
+	}
+	tracer, done, err := openTrace(g, o.trace)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	options.Trace = tracer
+	server, err := listen(g.name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.close()) }()
+	begun := time.Now()
+	g.notef("booting %d hosts", len(topology.Hosts))
+	r, err := rig.Up(ctx, topology, options)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	g.notef("all hosts run after %.1f s; their kernels look for each other", time.Since(begun).Seconds())
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	serving := server.serve(ctx, r, stop)
+	defer func() { stop(); <-serving }()
+	if o.program != "" {
+		// The agents come up while the kernels are at it.
+		c := cluster.New(r)
+		defer c.Close()
+		if err := c.Up(ctx); err != nil {
+			return err
+		}
+		if err := r.Settle(ctx); err != nil {
+			return err
+		}
+		out, err := r.Hosts()[0].Run(ctx, cluster.Path, "status")
+		if err != nil {
+			return err
+		}
+		g.notef("the cluster is up after %.1f s; tbcluster status on host %s says:", time.Since(begun).Seconds(), r.Hosts()[0].Name())
+		fmt.Fprint(g.out, out)
+	} else {
+		if err := r.Settle(ctx); err != nil {
+			return err
+		}
+		g.notef("all cables are found after %.1f s", time.Since(begun).Seconds())
+		fmt.Fprint(g.out, status(r))
+	}
+	if err := r.Verify(ctx); err != nil {
+		return err
+	}
+	return o.stay(ctx, r)
+}
+
+// stay keeps the rig up for as long as it is wanted.
+func (o *upOptions) stay(ctx context.Context, r *rig.Rig) error {
+	if o.g.terminal() {
+		h, err := r.FindHost(o.guest)
+		if err != nil {
+			return err
+		}
+		o.g.notef("a shell in host %s; `exit` ends the rig", h.Name())
+		out, ok := o.g.out.(*os.File)
+		if !ok {
+			return fault.Newf(fault.Internal, "", "a terminal that is no file")
+		}
+		return h.Guest().Console(ctx, o.g.in, out)
+	}
+	if o.once {
+		return nil
+	}
+	o.g.notef("it stays up until `tbcluster-rig down`")
+	<-ctx.Done()
+	return nil
+}
+
+// openTrace opens the file of a trace.
+func openTrace(g *globals, name string) (w io.Writer, done func() error, err error) {
+	nothing := func() error { return nil }
+	switch name {
+	case "":
+		return nil, nothing, nil
+	case "-":
+		return g.errOut, nothing, nil
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, nothing, fault.New(fault.FileIO, "write the trace", err, "").At(name)
+	}
+	return f, f.Close, nil
+}
+
+type buildOptions struct {
+	g       *globals
+	kernels []string
+}
+
+func newBuildCommand(g *globals) *cobra.Command {
+	o := &buildOptions{g: g}
+	cmd := &cobra.Command{
+		Use:   "build",
+		Short: "Build Debian, kernels and tools into the cache, and nothing else",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return runBuild(cmd.Context(), o) },
+	}
+	cmd.Flags().StringSliceVar(&o.kernels, "kernel", []string{"newest", "stable"}, "kernels to build: newest, stable, debug")
+	return cmd
+}
+
+func runBuild(ctx context.Context, o *buildOptions) error {
+	store, err := image.Open(image.Options{Log: func(line string) { o.g.notef("%s", line) }})
+	if err != nil {
+		return err
+	}
+	for _, name := range o.kernels {
+		k, err := rig.ParseKernel(name)
+		if err != nil {
+			return err
+		}
+		boot, err := store.Boot(ctx, k)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(o.g.out, "%-8s %s\n", name, boot.Release)
+	}
+	return nil
+}

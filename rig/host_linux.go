@@ -1,0 +1,438 @@
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"tbcluster/api/fault"
+	"tbcluster/rig/guest"
+	"tbcluster/rig/image"
+	"tbcluster/rig/state"
+	"tbcluster/rig/usb4"
+)
+
+// Host is one virtual machine and its host router.
+type Host struct {
+	rig    *Rig
+	spec   HostSpec
+	index  int
+	router *usb4.Host
+	guest  *guest.Guest
+
+	// With the lock of the rig:
+	on     bool
+	driver bool
+	watch  int // number of the probe whose states count
+	seen   bool
+	state  state.State
+	broken error // why the probe ended, if it should not have
+	// stale are peers, by device name, that are on their way out since the rig
+	// has done something to them.
+	stale map[string]uint64
+}
+
+// probePath is where the probe lies in guests.
+const probePath = "/usr/bin/rig-probe"
+
+func (h *Host) socket() string { return filepath.Join(h.rig.dir, h.spec.Name+".sock") }
+
+// start makes the guest and boots it the first time.
+func (h *Host) start(ctx context.Context, i *images) error {
+	o := guest.Options{
+		Name: h.spec.Name, Tools: i.tools, Boot: i.boots[h.spec.Kernel], Agent: i.agents,
+		Memory: h.spec.Memory, CPUs: h.spec.CPUs, IOMMU: h.spec.IOMMU, ClockOffset: h.spec.ClockOffset,
+		VFIOUser: []string{h.socket()}, CommandLine: h.spec.CommandLine, Allow: h.spec.Allow,
+		Files: append(append([]image.File{{Path: probePath, Mode: 0o755, Source: i.probe}}, h.rig.options.Files...), h.spec.Files...),
+		Dir:   filepath.Join(h.rig.dir, h.spec.Name),
+	}
+	if h.spec.Disk > 0 {
+		disk := filepath.Join(h.rig.dir, h.spec.Name+".qcow2")
+		if out, err := i.tools.Command(ctx, "/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", disk, fmt.Sprintf("%dM", h.spec.Disk)).CombinedOutput(); err != nil {
+			return fault.New(fault.LabFailed, "make a disk for host "+h.Name(), fmt.Errorf("%w: %s", err, out), "").At(disk)
+		}
+		o.Disks = []string{disk}
+	}
+	if h.rig.lan != nil {
+		wire, err := h.rig.lan.plug()
+		if err != nil {
+			return err
+		}
+		o.NICs = []guest.NIC{{MAC: fmt.Sprintf("52:54:00:77:00:%02x", h.index+1), Wire: wire}}
+	}
+	g, err := guest.Start(ctx, o)
+	if err != nil {
+		return err
+	}
+	h.guest = g
+	return h.booted(ctx)
+}
+
+// booted brings a host that has just booted to where it is used.
+func (h *Host) booted(ctx context.Context) error {
+	h.rig.change(func() { h.on = true })
+	if err := h.observe(ctx); err != nil {
+		return err
+	}
+	if h.rig.lan != nil {
+		if _, err := h.Sh(ctx, fmt.Sprintf("ip link set eth0 up && ip addr add %s/24 dev eth0", h.LANAddress())); err != nil {
+			return err
+		}
+	}
+	if h.spec.Bare {
+		return nil
+	}
+	return h.LoadDriver(ctx)
+}
+
+// observe starts the probe and waits for its first word.
+func (h *Host) observe(ctx context.Context) error {
+	out, in := io.Pipe()
+	p, err := h.guest.Start(h.rig.ctx, guest.Command{Args: []string{probePath, "watch"}, Stdout: in})
+	if err != nil {
+		return err
+	}
+	var number int
+	h.rig.change(func() {
+		h.watch++
+		number, h.seen, h.broken = h.watch, false, nil
+	})
+	go func() {
+		err := p.Wait()
+		if err == nil {
+			err = io.EOF
+		}
+		in.CloseWithError(err)
+	}()
+	go func() {
+		decoder := json.NewDecoder(out)
+		for {
+			var s state.State
+			err := decoder.Decode(&s)
+			out := err != nil
+			h.rig.change(func() {
+				switch {
+				case number != h.watch:
+					out = true
+				case err == nil:
+					h.state, h.seen = s, true
+				default:
+					h.state, h.seen, h.broken = state.State{}, false, err
+				}
+			})
+			if out {
+				break
+			}
+		}
+		// Nobody reads any more; the probe must not wait for that.
+		_, _ = io.Copy(io.Discard, out)
+	}()
+	return h.rig.Await(ctx, "see what host "+h.Name()+" shows", func() string {
+		h.rig.mu.Lock()
+		defer h.rig.mu.Unlock()
+		switch {
+		case h.seen:
+			return ""
+		case h.broken != nil:
+			return "the probe has ended: " + h.broken.Error()
+		}
+		return "the probe has said nothing yet"
+	})
+}
+
+// Name returns the name.
+func (h *Host) Name() string { return h.spec.Name }
+
+// Spec returns what the host is made of.
+func (h *Host) Spec() HostSpec { return h.spec }
+
+// Guest returns the virtual machine: for what Host has no method for.
+func (h *Host) Guest() *guest.Guest { return h.guest }
+
+// Router returns the host router.
+func (h *Host) Router() *usb4.Host { return h.router }
+
+// On reports whether the host has power.
+func (h *Host) On() bool {
+	h.rig.mu.Lock()
+	defer h.rig.mu.Unlock()
+	return h.on
+}
+
+// LANAddress returns the address of the host on the LAN, if the rig has one.
+func (h *Host) LANAddress() string { return fmt.Sprintf("192.168.77.%d", h.index+1) }
+
+// Console returns the file with the console of the guest.
+func (h *Host) Console() string { return filepath.Join(h.rig.dir, h.spec.Name, "console.log") }
+
+// Run runs a program and returns its standard output. A program that does not
+// end with 0 is a *guest.ExitError.
+func (h *Host) Run(ctx context.Context, args ...string) (string, error) {
+	return h.guest.Run(ctx, args...)
+}
+
+// Sh runs a shell script, which ends at the first command that fails.
+func (h *Host) Sh(ctx context.Context, script string) (string, error) {
+	return h.guest.Sh(ctx, script)
+}
+
+// Start starts a program.
+func (h *Host) Start(ctx context.Context, c guest.Command) (*guest.Process, error) {
+	return h.guest.Start(ctx, c)
+}
+
+// CopyIn copies a file of the machine into the host, CopyOut one out of it.
+func (h *Host) CopyIn(ctx context.Context, from, to string) error {
+	return h.guest.PushFile(ctx, from, to)
+}
+
+// CopyOut copies a file of the host to the machine.
+func (h *Host) CopyOut(ctx context.Context, from, to string) error {
+	return h.guest.PullFile(ctx, from, to)
+}
+
+// Dmesg returns the kernel's log of this boot.
+func (h *Host) Dmesg() string {
+	var b strings.Builder
+	for _, r := range h.guest.Dmesg() {
+		fmt.Fprintln(&b, r)
+	}
+	return b.String()
+}
+
+// State returns what the host's kernel shows of Thunderbolt; that of a host that
+// is off is empty.
+func (h *Host) State() state.State {
+	h.rig.mu.Lock()
+	defer h.rig.mu.Unlock()
+	return h.state
+}
+
+// Counters returns the counters of the host router.
+func (h *Host) Counters() usb4.HostCounters { return h.rig.fabric.Counters().Hosts[h.index] }
+
+// Device returns the name of what is behind a port: "0-1" for port 0.
+func (h *Host) Device(port int) string {
+	return fmt.Sprintf("0-%x", h.router.Port(port).Adapter())
+}
+
+// Cable returns the cable in a port; it panics if there is none.
+func (h *Host) Cable(port int) *Cable { return h.rig.Cable(fmt.Sprintf("%s.%d", h.Name(), port)) }
+
+// Plug, Unplug and Flap are those of the cable in a port.
+func (h *Host) Plug(port int) { h.Cable(port).Plug() }
+
+// Unplug pulls the cable in a port.
+func (h *Host) Unplug(port int) { h.Cable(port).Unplug() }
+
+// LoadDriver loads the thunderbolt driver and thunderbolt_net.
+func (h *Host) LoadDriver(ctx context.Context) error {
+	load := "modprobe thunderbolt\nmodprobe thunderbolt_net\n"
+	if len(h.spec.Driver) > 0 {
+		load = ""
+		for _, file := range h.spec.Driver {
+			name := "/tmp/" + filepath.Base(file)
+			if err := h.CopyIn(ctx, file, name); err != nil {
+				return err
+			}
+			load += "insmod " + name + "\n"
+		}
+	}
+	h.mark(nil)
+	// Without a PCIe root port above it the driver would not hear of a plug once
+	// it has suspended the router.
+	_, err := h.Sh(ctx, load+"for d in /sys/bus/pci/drivers/thunderbolt/0000:*/power/control; do echo on >$d; done")
+	if err == nil {
+		h.rig.change(func() { h.driver = true })
+	}
+	return err
+}
+
+// UnloadDriver unloads what LoadDriver has loaded.
+//
+// Between the two of Debian's modules it waits until the peers show no service
+// of this host any more. A peer that is told of a change of services asks for
+// them, and a request that comes while the driver goes is a fault of Linux (seen
+// in 6.12 and 7.3): tb_xdp_schedule_request() has it handled on the system's
+// workqueue, which tb_domain_remove() does not flush, and nhi_pci_do_remove()
+// does not wait for the end of the domain where icm_probe() has completed
+// domain_released before; nhi_shutdown() then warns of ring 0, which is in use.
+func (h *Host) UnloadDriver(ctx context.Context) error {
+	h.mark(nil)
+	if len(h.spec.Driver) > 0 {
+		h.rig.change(func() { h.driver = false })
+		var names []string
+		for _, file := range h.spec.Driver {
+			name, _, _ := strings.Cut(filepath.Base(file), ".")
+			names = append([]string{name}, names...)
+		}
+		_, err := h.Sh(ctx, "rmmod "+strings.Join(names, " "))
+		return err
+	}
+	if _, err := h.Sh(ctx, "rmmod thunderbolt_net"); err != nil {
+		return err
+	}
+	if err := h.unseen(ctx); err != nil {
+		return err
+	}
+	h.rig.change(func() { h.driver = false })
+	_, err := h.Sh(ctx, "rmmod thunderbolt")
+	return err
+}
+
+// noticed is how long peers may take to notice a change of services.
+const noticed = 10 * time.Second
+
+// unseen waits until no peer shows a network service of this host, or a while.
+func (h *Host) unseen(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, noticed)
+	defer cancel()
+	err := h.rig.Await(ctx, "wait until nobody shows a service of host "+h.Name(), func() string {
+		h.rig.mu.Lock()
+		defer h.rig.mu.Unlock()
+		for _, c := range h.rig.cables {
+			ends := c.ends()
+			for i, e := range ends {
+				if e.host == h && e.host.state.Peer(e.device()) != nil && ends[1-i].host.state.Peer(ends[1-i].device()).Interface() != nil {
+					return "host " + ends[1-i].host.Name() + " does"
+				}
+			}
+		}
+		return ""
+	})
+	if fault.Is(err, fault.Timeout) && ctx.Err() != nil {
+		return nil // one that hangs, or whose driver goes too
+	}
+	return err
+}
+
+// ReloadDriver unloads the driver and loads it again. The host that comes back
+// resets its router, so that its peers lose it and find it anew.
+func (h *Host) ReloadDriver(ctx context.Context) error {
+	if err := h.UnloadDriver(ctx); err != nil {
+		return err
+	}
+	return h.LoadDriver(ctx)
+}
+
+// mark notes that the peers at both ends of a cable, or of all plugged cables of
+// the host, are no longer those that will be there.
+func (h *Host) mark(only *Cable) {
+	for _, c := range h.rig.cables {
+		if only == nil && !c.has(h) || only != nil && c != only {
+			continue
+		}
+		for _, end := range c.ends() {
+			h.rig.mu.Lock()
+			if p := end.host.state.Peer(end.device()); p != nil {
+				end.host.stale[p.Device] = p.Inode
+			}
+			h.rig.mu.Unlock()
+		}
+		c.trained()
+	}
+}
+
+// off notes that the host has lost its power.
+func (h *Host) off() {
+	h.rig.change(func() {
+		h.on, h.driver, h.seen, h.state = false, false, false, state.State{}
+		h.watch++ // what the old probe still says counts no more
+		clear(h.stale)
+	})
+}
+
+// Cut cuts the power: whatever is in memory is lost.
+func (h *Host) Cut() error {
+	h.mark(nil)
+	h.off()
+	return h.guest.Kill()
+}
+
+// PowerOff shuts the host down in good order.
+func (h *Host) PowerOff(ctx context.Context) error {
+	h.mark(nil)
+	h.off()
+	return h.guest.PowerOff(ctx)
+}
+
+// Boot switches a host on that is off, and loads its driver.
+func (h *Host) Boot(ctx context.Context) error {
+	if h.On() {
+		return fault.Newf(fault.LabFailed, "", "host %s is on", h.Name())
+	}
+	if err := h.guest.PowerOn(ctx); err != nil {
+		return err
+	}
+	return h.booted(ctx)
+}
+
+// Reboot restarts the host in good order; its power stays on.
+func (h *Host) Reboot(ctx context.Context) error {
+	h.mark(nil)
+	h.off()
+	if err := h.guest.Reboot(ctx); err != nil {
+		return err
+	}
+	return h.booted(ctx)
+}
+
+// WaitXDomain waits until the host shows a peer behind a port, of that name, and
+// returns it. "" is any name.
+func (h *Host) WaitXDomain(ctx context.Context, port int, name string) (state.Peer, error) {
+	var found state.Peer
+	err := h.rig.Await(ctx, fmt.Sprintf("wait for host %q behind port %d of host %s", name, port, h.Name()), func() string {
+		p := h.State().Peer(h.Device(port))
+		switch {
+		case p == nil:
+			return "there is none"
+		case name != "" && p.Name != name:
+			return "there is " + p.Name
+		}
+		found = *p
+		return ""
+	})
+	return found, err
+}
+
+// WaitInterface waits until the host has a network interface towards the peer
+// behind a port, and returns it.
+func (h *Host) WaitInterface(ctx context.Context, port int) (state.Interface, error) {
+	return h.waitInterface(ctx, port, "an interface", func(state.Interface) string { return "" })
+}
+
+// WaitCarrier waits until the interface towards the peer behind a port is up at
+// both ends.
+func (h *Host) WaitCarrier(ctx context.Context, port int) (state.Interface, error) {
+	return h.waitInterface(ctx, port, "the carrier of the interface", func(n state.Interface) string {
+		if !n.Carrier {
+			return n.Name + " has no carrier"
+		}
+		return ""
+	})
+}
+
+func (h *Host) waitInterface(ctx context.Context, port int, what string, missing func(state.Interface) string) (state.Interface, error) {
+	var found state.Interface
+	err := h.rig.Await(ctx, fmt.Sprintf("wait for %s behind port %d of host %s", what, port, h.Name()), func() string {
+		n := h.State().Peer(h.Device(port)).Interface()
+		if n == nil {
+			return "there is no interface"
+		}
+		found = *n
+		return missing(found)
+	})
+	return found, err
+}
+
+// exited reports whether err is that of a program that ended with a status.
+func exited(err error) (*guest.ExitError, bool) {
+	var e *guest.ExitError
+	ok := errors.As(err, &e)
+	return e, ok
+}

@@ -1,0 +1,242 @@
+package rig
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tbcluster/api/fault"
+	"tbcluster/rig/guest"
+	"tbcluster/rig/image"
+	"tbcluster/rig/usb4"
+)
+
+// Limits of a Topology. A guest takes half a processor when it idles badly.
+const (
+	MaxHosts = 16
+	MaxPorts = 15 // what usb4 gives a host
+)
+
+// Topology says what a rig is made of.
+type Topology struct {
+	Hosts  []HostSpec
+	Cables []CableSpec
+	// Kernel is that of hosts that do not name one; "" is image.Backport.
+	Kernel image.Kernel
+	// LAN gives every host a network interface on one Ethernet besides, which
+	// leads nowhere else: the host of number i (from 0) has 192.168.77.i+1/24.
+	LAN bool
+	// Seed decides what is lost and corrupted by probability.
+	Seed uint64
+}
+
+// HostSpec is one host. Zero values stand for what is said with each.
+type HostSpec struct {
+	// Name is the host name; "" is a, b, c, … by place.
+	Name string
+	// Ports, Lanes, Version and Speed are those of its host router: as many
+	// ports as its cables need, 2 lanes, USB4 version 1, 20 Gb/s a lane.
+	Ports, Lanes, Version int
+	Speed                 usb4.Generation
+
+	Kernel image.Kernel // "" is that of the topology
+	Memory int          // MiB; 0 is 512, or 1024 for the debug kernel
+	CPUs   int          // 0 is 1
+	// Disk is the size of an empty disk in MiB, /dev/vda; 0 is no disk.
+	Disk int
+	// IOMMU gives it an IOMMU that translates what the host router asks for.
+	IOMMU bool
+	// ClockOffset is how wrong its clock is.
+	ClockOffset time.Duration
+	// Bare leaves the thunderbolt driver alone at boot: LoadDriver loads it.
+	Bare bool
+	// Driver are files of the machine, kernel modules (.ko), that LoadDriver loads
+	// in this order instead of the kernel's own thunderbolt and thunderbolt_net.
+	Driver []string
+	// Files are laid over its root, besides Options.Files.
+	Files []image.File
+	// CommandLine is added to its kernel's.
+	CommandLine []string
+	// Allow are reports of its kernel that are no failure.
+	Allow []guest.Allowance
+}
+
+// CableSpec is one cable between two ports, "a.0" and "b.1".
+type CableSpec struct {
+	A, B    string
+	Options usb4.CableOptions
+}
+
+// Pair is two hosts with n cables between them (default 1).
+func Pair(n ...int) Topology { return Chain(2, n...) }
+
+// Chain is hosts in a row, each joined with the next by cables cables (default
+// 1).
+func Chain(hosts int, cables ...int) Topology {
+	b := builder{per: per(cables)}
+	for i := range hosts - 1 {
+		b.join(i, i+1)
+	}
+	return b.topology(hosts)
+}
+
+// Ring is a Chain whose last host is joined with the first. Of fewer than three
+// hosts it is a Chain.
+func Ring(hosts int, cables ...int) Topology {
+	b := builder{per: per(cables)}
+	for i := range hosts - 1 {
+		b.join(i, i+1)
+	}
+	if hosts > 2 {
+		b.join(hosts-1, 0)
+	}
+	return b.topology(hosts)
+}
+
+// Mesh is hosts that are each joined with every other.
+func Mesh(hosts int, cables ...int) Topology {
+	b := builder{per: per(cables)}
+	for i := range hosts {
+		for j := i + 1; j < hosts; j++ {
+			b.join(i, j)
+		}
+	}
+	return b.topology(hosts)
+}
+
+func per(cables []int) int {
+	if len(cables) > 0 {
+		return cables[0]
+	}
+	return 1
+}
+
+// builder hands out ports, from 0 on.
+type builder struct {
+	per    int // cables between two hosts
+	used   map[int]int
+	cables []CableSpec
+}
+
+func (b *builder) join(i, j int) {
+	if b.used == nil {
+		b.used = map[int]int{}
+	}
+	port := func(host int) string {
+		p := b.used[host]
+		b.used[host]++
+		return fmt.Sprintf("%s.%d", hostName(host), p)
+	}
+	for range b.per {
+		b.cables = append(b.cables, CableSpec{A: port(i), B: port(j)})
+	}
+}
+
+func (b *builder) topology(hosts int) Topology {
+	return Topology{Hosts: make([]HostSpec, max(hosts, 0)), Cables: b.cables}
+}
+
+// hostName is the name of the i-th host that has no other: a to z, then h27.
+func hostName(i int) string {
+	if i < 26 {
+		return string(rune('a' + i))
+	}
+	return "h" + strconv.Itoa(i+1)
+}
+
+// Each returns a copy in which every host has been changed by f.
+func (t Topology) Each(f func(*HostSpec)) Topology {
+	t.Hosts = slices.Clone(t.Hosts)
+	for i := range t.Hosts {
+		f(&t.Hosts[i])
+	}
+	return t
+}
+
+// parsePort takes "a.0" apart.
+func parsePort(s string) (host string, port int, err error) {
+	wrong := fault.Newf(fault.Usage, `write HOST.PORT, with ports from 0 on: "a.0"`, "%q is no port", s)
+	i := strings.LastIndexByte(s, '.')
+	if i <= 0 {
+		return "", 0, wrong
+	}
+	// Atoi would take "+1" and "01".
+	port, err = strconv.Atoi(s[i+1:])
+	if err != nil || strconv.Itoa(port) != s[i+1:] || port < 0 {
+		return "", 0, wrong
+	}
+	return s[:i], port, nil
+}
+
+// complete returns the topology with all defaults filled in, or what is wrong
+// with it.
+func (t Topology) complete() (Topology, error) {
+	if len(t.Hosts) == 0 || len(t.Hosts) > MaxHosts {
+		return t, fault.Newf(fault.Usage, fmt.Sprintf("choose 1 to %d", MaxHosts), "a rig cannot have %d hosts", len(t.Hosts))
+	}
+	if t.Kernel == "" {
+		t.Kernel = image.Backport
+	}
+	hosts, cables := slices.Clone(t.Hosts), slices.Clone(t.Cables)
+	byName := map[string]*HostSpec{}
+	for i := range hosts {
+		h := &hosts[i]
+		if h.Name == "" {
+			h.Name = hostName(i)
+		}
+		if byName[h.Name] != nil {
+			return t, fault.Newf(fault.Usage, "give each its own name", "two hosts of the rig are called %s", h.Name)
+		}
+		byName[h.Name] = h
+		if h.Kernel == "" {
+			h.Kernel = t.Kernel
+		}
+		if h.Memory == 0 {
+			h.Memory = 512
+			if h.Kernel == image.Debug {
+				h.Memory = 1024
+			}
+		}
+		if h.Disk < 0 || h.Memory < 0 || h.CPUs < 0 || h.Ports < 0 {
+			return t, fault.Newf(fault.Usage, "", "host %s: a size is less than nothing", h.Name)
+		}
+	}
+	given := map[string]int{}
+	for _, h := range hosts {
+		given[h.Name] = h.Ports
+	}
+	taken := map[string]bool{}
+	for i := range cables {
+		c := &cables[i]
+		ends := [2]string{}
+		for j, end := range []string{c.A, c.B} {
+			name, port, err := parsePort(end)
+			if err != nil {
+				return t, err
+			}
+			h := byName[name]
+			switch {
+			case h == nil:
+				return t, fault.Newf(fault.Usage, "the hosts are "+strings.Join(slices.Sorted(maps.Keys(byName)), ", "), "cable %s - %s: there is no host %s", c.A, c.B, name)
+			case taken[end]:
+				return t, fault.Newf(fault.Usage, "each port has one cable", "two cables end in port %s", end)
+			case port >= MaxPorts || given[name] > 0 && port >= given[name]:
+				return t, fault.Newf(fault.Usage, "ports count from 0", "cable %s - %s: host %s has no port %d", c.A, c.B, name, port)
+			}
+			taken[end] = true
+			h.Ports = max(h.Ports, port+1)
+			ends[j] = name
+		}
+		if ends[0] == ends[1] {
+			return t, fault.Newf(fault.Usage, "join two hosts", "the cable %s - %s leads back to its host", c.A, c.B)
+		}
+	}
+	for i := range hosts {
+		hosts[i].Ports = max(hosts[i].Ports, 1)
+	}
+	t.Hosts, t.Cables = hosts, cables
+	return t, nil
+}

@@ -1,0 +1,139 @@
+package rig
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"tbcluster/api/fault"
+	"tbcluster/rig/guest"
+)
+
+// maxTrafficCables is how many cables have a network of their own in 10.76/16.
+const maxTrafficCables = 1 << 14
+
+// Address gives the interfaces at both ends of a cable an address each and waits
+// until they have carrier. The addresses are of a network of the cable's own, a
+// /30 in 10.76.0.0/16: .1 at its first end and .2 at its second.
+func (c *Cable) Address(ctx context.Context) error {
+	// Both at once: thunderbolt_net logs in when its interface goes up, and tries
+	// again only seconds later where the other end was not ready.
+	var errs [2]error
+	var both sync.WaitGroup
+	for i, e := range c.ends() {
+		both.Go(func() {
+			n, err := e.host.WaitInterface(ctx, e.port)
+			if err == nil {
+				_, err = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), n.Name, n.Name))
+			}
+			errs[i] = err
+		})
+	}
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	for _, e := range c.ends() {
+		if _, err := e.host.WaitCarrier(ctx, e.port); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// IP is the address of one end, 0 or 1, once Address was called.
+func (c *Cable) IP(end int) string {
+	k := c.index % maxTrafficCables
+	return fmt.Sprintf("10.76.%d.%d", k/64, k%64*4+1+end)
+}
+
+// Interface returns the name of the network interface at one end, 0 or 1, "" if
+// there is none now.
+func (c *Cable) Interface(end int) string {
+	e := c.ends()[end]
+	if n := e.host.State().Peer(e.device()).Interface(); n != nil {
+		return n.Name
+	}
+	return ""
+}
+
+// Traffic is what went over a cable.
+type Traffic struct {
+	Bytes int64 // each way
+	Took  time.Duration
+	// There and Back are the CRC-32C of what went each way; every byte was
+	// compared besides.
+	There, Back string
+}
+
+// Gbps is the throughput, of both ways one after the other.
+func (t Traffic) Gbps() float64 { return float64(2*t.Bytes) * 8 / float64(t.Took) }
+
+// Traffic sends pseudo-random bytes over the cable by TCP, from its first end to
+// its second and as many back, bound to the interfaces of this cable, and
+// compares every byte. It addresses the interfaces first.
+func (c *Cable) Traffic(ctx context.Context, seed uint64, size int64) (Traffic, error) {
+	what := "send bytes over " + c.String()
+	if err := c.Address(ctx); err != nil {
+		return Traffic{}, err
+	}
+	ends := c.ends()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out, in := io.Pipe()
+	receiver, err := ends[1].host.Start(ctx, guest.Command{Args: []string{probePath, "receive", c.Interface(1)}, Stdout: in})
+	if err != nil {
+		return Traffic{}, err
+	}
+	received := make(chan error, 1)
+	go func() {
+		err := receiver.Wait()
+		in.CloseWithError(errors.Join(err, io.EOF))
+		received <- err
+	}()
+	decoder := json.NewDecoder(out)
+	var at struct{ Port int }
+	if err := decoder.Decode(&at); err != nil {
+		return Traffic{}, fault.New(fault.LabFailed, what, err, "")
+	}
+	report := make(chan streamResult, 1)
+	go func() {
+		var r streamResult
+		if decoder.Decode(&r) == nil {
+			report <- r
+		}
+		close(report)
+		// The receiver must not wait for somebody to read.
+		_, _ = io.Copy(io.Discard, out)
+	}()
+	text, err := ends[0].host.Run(ctx, probePath, "send", c.Interface(0), c.IP(1)+":"+strconv.Itoa(at.Port), strconv.FormatUint(seed, 10), strconv.FormatInt(size, 10))
+	if err != nil {
+		cancel()
+		return Traffic{}, errors.Join(err, <-received)
+	}
+	var sent streamResult
+	if err := json.NewDecoder(bytes.NewReader([]byte(text))).Decode(&sent); err != nil {
+		return Traffic{}, fault.New(fault.LabFailed, what, err, "")
+	}
+	if err := <-received; err != nil {
+		return Traffic{}, err
+	}
+	got := <-report
+	if got.Bytes != size || sent.Bytes != size || got.Received != sent.Sent || sent.Received != got.Sent {
+		return Traffic{}, fault.Newf(fault.Corrupt, "", "%s: one end says %+v, the other %+v", what, sent, got)
+	}
+	return Traffic{Bytes: size, Took: sent.Took, There: sent.Sent, Back: sent.Received}, nil
+}
+
+// streamResult is what the probe says at the end of a stream.
+type streamResult struct {
+	Bytes          int64
+	Sent, Received string
+	Took           time.Duration
+}
