@@ -163,6 +163,7 @@ func (a *Agent) unmapped(err error, who host.Asker) error {
 		return err
 	}
 	name := a.nameOf(identity.NodeID(who.Node))
+	a.log.Info("a person of another node is refused", "asker", who.String(), "paired_there", a.pairedUserOf(who.Node).GetName())
 	return fault.Newf(fault.UserUnmapped, "on "+a.name()+" run: tbcluster pair --map "+name+"/"+who.Name+"=LOCALUSER",
 		"user %s of %s is mapped to no user on %s", who.Name, name, a.name())
 }
