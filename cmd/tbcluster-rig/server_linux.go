@@ -198,7 +198,9 @@ var verbs = map[string]struct {
 	do   func(*call, context.Context) error
 }{
 	"guest": {1, (*call).guest},
-	"plug":  {1, func(c *call, _ context.Context) error { return c.cable(func(x *rig.Cable) error { x.Plug(); return nil }) }},
+	"plug": {1, func(c *call, _ context.Context) error {
+		return c.cable(func(x *rig.Cable) error { x.Plug(); return nil })
+	}},
 	"unplug": {1, func(c *call, _ context.Context) error {
 		return c.cable(func(x *rig.Cable) error { x.Unplug(); return nil })
 	}},

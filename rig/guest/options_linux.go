@@ -90,7 +90,7 @@ const maxSocketPath = 107
 // check refuses what cannot be and fills in what is left out.
 func (o *Options) check() error {
 	wrong := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "", "guest "+o.Name+": "+format, args...)
+		return fault.Newf(fault.Usage, "", "guest "+o.Name+" is not set up right: "+format, args...)
 	}
 	switch {
 	case !validName.MatchString(o.Name):

@@ -26,6 +26,7 @@ var guestModules = []string{
 	// What the rig is for.
 	"thunderbolt", "thunderbolt_net",
 	// RDMA.
+	"crc32_generic", // which rdma_rxe asks for by name
 	"rdma_rxe", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "ib_ipoib",
 	// Disks; the checksums are a soft dependency, of nf_tables in 6.12 too.
 	"ext4", "crc32c_generic", "crc32c-intel", "overlay", "loop", "fuse", "dm-mod", "dm-flakey", "dm-log-writes",

@@ -40,7 +40,7 @@ type Store struct {
 // Open returns the store of a directory, which it makes. It builds nothing.
 func Open(o Options) (*Store, error) {
 	if runtime.GOARCH != "amd64" {
-		return nil, fault.Newf(fault.Unsupported, "run it on a Linux machine with an amd64 processor", "the rig's guests on %s", runtime.GOARCH)
+		return nil, fault.Newf(fault.Unsupported, "run it on a Linux machine with an amd64 processor", "the rig's guests do not run on %s", runtime.GOARCH)
 	}
 	s := &Store{dir: o.Dir, mirror: o.Mirror, log: o.Log}
 	if s.log == nil {
@@ -57,7 +57,7 @@ func Open(o Options) (*Store, error) {
 		s.dir = filepath.Join(cache, "tbcluster", "rig")
 	}
 	if !filepath.IsAbs(s.dir) {
-		return nil, fault.Newf(fault.Usage, "give an absolute path", "the cache directory %s", s.dir)
+		return nil, fault.Newf(fault.Usage, "give an absolute path", "the cache directory %s is no absolute path", s.dir)
 	}
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make the cache directory", err, "choose another one with XDG_CACHE_HOME").At(s.dir)
