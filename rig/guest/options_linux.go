@@ -58,7 +58,7 @@ type Options struct {
 	// Dir is where console.log and the like are kept; "" is a temporary
 	// directory that Close removes.
 	Dir string
-	// BootTimeout is how long a boot may take; 0 is three minutes.
+	// BootTimeout is how long a boot may take; 0 is five minutes.
 	BootTimeout time.Duration
 }
 
@@ -134,7 +134,7 @@ func (o *Options) check() error {
 		}
 	}
 	if o.BootTimeout == 0 {
-		o.BootTimeout = 3 * time.Minute
+		o.BootTimeout = 5 * time.Minute
 	}
 	return nil
 }
