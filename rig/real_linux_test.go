@@ -22,6 +22,9 @@ import (
 // group runs subtests on one rig. The first finds it as it came up.
 func group(t *testing.T, topology Topology, tests ...subtest) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("boots virtual machines")
+	}
 	begun := time.Now()
 	r := Start(t, topology)
 	r.Settled(t)
@@ -669,6 +672,9 @@ func seedOf(t *testing.T, seed uint64) uint64 {
 
 func walk(t *testing.T, seed uint64, steps int, topology Topology) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("boots virtual machines")
+	}
 	topology.Seed = seed
 	r := Start(t, topology)
 	r.Settled(t)

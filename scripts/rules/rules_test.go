@@ -56,19 +56,20 @@ var imports = map[string][]string{
 	// knows nothing of guests.
 	"rig/vfiouser": {"api/fault"},
 	"rig/usb4":     {"api/fault", "rig/vfiouser"},
+	"rig/image":    {"api/fault"},
+	"rig/guest":    {"api/fault", "rig/image"},
+	// What runs in a guest is small.
+	"rig/guest/wire":   {},
+	"rig/guest/guestd": {"rig/guest/wire"},
 	// Virtual machines that are joined by it; rig puts them together.
 	"rig":               {"api/fault", "lab"},
 	"rig/state":         {},
 	"rig/probe":         {"host/sock", "rig/state"},
 	"rig/cluster":       {"api/fault", "rig"},
 	"cmd/tbcluster-rig": {"api/fault", "host", "lab", "rig"},
-	"rig/image":         {"api/fault"},
-	"rig/guest":         {"api/fault", "rig/image"},
-	// What runs in a guest is small.
-	"rig/guest/wire":   {},
-	"rig/guest/guestd": {"rig/guest/wire"},
 
-	"scripts/rules": {"api/fault"},
+	"scripts/rules":     {"api/fault"},
+	"scripts/packaging": {},
 }
 
 // testImports says what tests may import besides.
