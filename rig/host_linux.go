@@ -68,7 +68,7 @@ func (h *Host) start(ctx context.Context, i *images) error {
 	if err != nil {
 		return err
 	}
-	h.guest = g
+	h.rig.change(func() { h.guest = g })
 	return h.booted(ctx)
 }
 
