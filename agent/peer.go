@@ -236,7 +236,7 @@ func (s *peerServer) Forward(ctx context.Context, q *peerv1.ForwardRequest) (*pe
 	}
 	ctx = withCaller(ctx, c)
 	for _, f := range s.a.forwardable() {
-		if f.method == q.Method {
+		if feature := methodFeatures[q.Method]; f.method == q.Method && (feature == "" || has(feature)) {
 			out, err := f.call(ctx, q.Request)
 			return &peerv1.ForwardResponse{Response: out}, err
 		}
@@ -284,6 +284,9 @@ func (a *Agent) forwardable() []forwarded {
 
 // ask hands one call on to the node that must answer it.
 func (a *Agent) ask(ctx context.Context, node, method string, q, r proto.Message) error {
+	if err := a.canAnswer(node, method); err != nil {
+		return err
+	}
 	raw, err := proto.Marshal(q)
 	if err != nil {
 		return err

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tbcluster/api/fault"
 	"tbcluster/rig/image"
 )
@@ -75,6 +77,19 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
+// cable returns two network interfaces that are joined.
+func cable(t *testing.T) []NIC {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []NIC{
+		{MAC: "52:54:00:00:00:01", Wire: os.NewFile(uintptr(fds[0]), "eth0")},
+		{MAC: "52:54:00:00:00:02", Wire: os.NewFile(uintptr(fds[1]), "eth1")},
+	}
+}
+
 func sh(t *testing.T, g *Guest, script string) string {
 	t.Helper()
 	out, err := g.Sh(within(t, 2*time.Minute), script)
@@ -108,6 +123,13 @@ func TestAGuestDoesWhatItIsAsked(t *testing.T) {
 		o.ClockOffset = -72 * time.Hour
 		o.Modules = []string{"dummy"}
 		o.CommandLine = []string{"rig.test=1"}
+		o.NICs = cable(t)
+	})
+
+	t.Run("network interfaces", func(t *testing.T) {
+		sh(t, g, `ip netns add far; ip link set eth1 netns far
+			ip addr add 10.0.0.1/24 dev eth0; ip link set eth0 up; ip -n far addr add 10.0.0.2/24 dev eth1; ip -n far link set eth1 up
+			ping -c 3 -W 5 -s 1400 10.0.0.2`)
 	})
 
 	t.Run("options", func(t *testing.T) {
@@ -369,7 +391,10 @@ func TestAPowerCutLosesWhatWasNotSynced(t *testing.T) {
 	if err := tools.CreateDisk(t.Context(), disk, "", 64<<20); err != nil {
 		t.Fatal(err)
 	}
-	g := start(t, image.Backport, func(o *Options) { o.Disks = []string{disk} })
+	g := start(t, image.Backport, func(o *Options) { o.Disks, o.IOMMU = []string{disk}, true })
+	if got := sh(t, g, "ls /sys/class/iommu"); !strings.Contains(got, "dmar") {
+		t.Errorf("the IOMMUs are %q", got)
+	}
 	const mount = "modprobe ext4; mount -t ext4 /dev/vda /mnt; "
 	sh(t, g, "mke2fs -q -t ext4 /dev/vda; "+mount+"echo kept >/mnt/synced; sync; echo lost >/mnt/unsynced; grep -q lost /mnt/unsynced")
 	if err := g.Kill(); err != nil {

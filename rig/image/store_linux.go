@@ -57,7 +57,7 @@ func Open(o Options) (*Store, error) {
 		s.dir = filepath.Join(cache, "tbcluster", "rig")
 	}
 	if !filepath.IsAbs(s.dir) {
-		return nil, fault.Newf(fault.Usage, "give an absolute path", "the cache directory %s is relative", s.dir)
+		return nil, fault.Newf(fault.Usage, "give an absolute path", "the cache directory %s is no absolute path", s.dir)
 	}
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make the cache directory", err, "choose another one with XDG_CACHE_HOME").At(s.dir)

@@ -1013,6 +1013,42 @@ func TestBuffersInSeveralPieces(t *testing.T) {
 	}
 }
 
+// A virtual IOMMU takes pages away and gives them again.
+func TestMemoryThatIsAwayForAMomentLosesNothing(t *testing.T) {
+	f := fabric(t, Options{})
+	a, b, c := two(t, f, HostOptions{}, CableOptions{})
+	s := streamOver(c, a, b, 1, 64, optionE2E)
+	s.rx.fill()
+	b.settled()
+	for n, d := range []*driver{a, b, a} {
+		if err := d.client.Unmap(guestBase, guestSize); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 10 {
+			s.post(10*n+i, 512)
+		}
+		s.tx.doorbell()
+		if n == 2 { // and a packet
+			p := newPacket(packetRead, 0, 0, accessWord(spaceRouter, 0, 0, 1))
+			a.send(p)
+		}
+		d.settled()
+		if err := d.client.Map(guestBase, guestSize, 0, d.memory.FD, true); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 10 {
+			if got := s.rx.next(); binary.LittleEndian.Uint32(got.bytes) != uint32(10*n+i) {
+				t.Fatalf("frame %d is %d", 10*n+i, binary.LittleEndian.Uint32(got.bytes))
+			}
+		}
+	}
+	a.receive("the answer", func(p *packet) bool { return p.kind == packetRead })
+	k := f.Counters().Hosts
+	if k[0].TX[1].Dropped.Total() != 0 || k[1].RX[1].Dropped.Total() != 0 {
+		t.Errorf("dropped %+v, %+v", k[0].TX[1].Dropped, k[1].RX[1].Dropped)
+	}
+}
+
 func TestTheTraceCanBeRead(t *testing.T) {
 	var b bytes.Buffer
 	f := fabric(t, Options{})

@@ -53,6 +53,8 @@ type Host struct {
 	hot      bool   // of this piece of work: in Fabric.firing
 	late     uint32 // vectors that throttling has let through in this piece of work
 
+	hungry hunger
+
 	dirtyTX, dirtyRX uint32 // rings that were written to since the last Settle
 	control          controlChannel
 
@@ -75,6 +77,7 @@ func newHost(f *Fabric, o HostOptions) *Host {
 		h.ports = append(h.ports, newPort(h, i))
 	}
 	h.pci = newPCIFunction(o)
+	h.hungry.end = newEvent(func(time.Duration) { f.stirred = true })
 	return h
 }
 
@@ -223,6 +226,7 @@ func (h *Host) Settle() {
 }
 
 func (h *Host) settle() {
+	h.feed()
 	rx := h.dirtyRX
 	h.dirtyRX = 0
 	for i := range h.rx {
@@ -252,6 +256,7 @@ func (h *Host) reset() {
 	}
 	h.enabled, h.notify, h.raised, h.dmaMisc = 0, 0, 0, 0
 	h.dirtyTX, h.dirtyRX = 0, 0
+	h.hungry.over(h.fabric)
 	h.vectors = [maxHops * 2]uint8{}
 	for i := range h.gates {
 		h.gates[i].reset()
