@@ -63,7 +63,7 @@ test-e2e: ## the real program on a virtual cluster with a real model
 
 test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
 	@$(TEST) $(RACE) -count=1 -short -timeout 8m $$($(RUN) go list ./rig/... ./cmd/tbcluster-rig | grep -v -e /guest$$ -e /image$$)
-	@$(TEST) -count=1 -timeout 20m -p 1 ./rig ./rig/image ./rig/guest ./rig/cluster
+	@$(TEST) -count=1 -timeout 20m -p 1 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
 
 test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hundred; TBCLUSTER_RIG_SEED is the first seed
 	@TBCLUSTER_LONG=1 $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
