@@ -3,7 +3,6 @@ package rig
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -69,7 +68,7 @@ func (h *Host) start(ctx context.Context, i *images) error {
 	if err != nil {
 		return err
 	}
-	h.guest = g
+	h.rig.change(func() { h.guest = g })
 	return h.booted(ctx)
 }
 
@@ -428,11 +427,4 @@ func (h *Host) waitInterface(ctx context.Context, port int, what string, missing
 		return missing(found)
 	})
 	return found, err
-}
-
-// exited reports whether err is that of a program that ended with a status.
-func exited(err error) (*guest.ExitError, bool) {
-	var e *guest.ExitError
-	ok := errors.As(err, &e)
-	return e, ok
 }

@@ -177,10 +177,11 @@ func TestWalkIsDecidedByItsSeed(t *testing.T) {
 		}
 		return b.String()
 	}
-	if steps(3) != steps(3) {
+	first := steps(3)
+	if again := steps(3); again != first {
 		t.Error("the same seed gave other steps")
 	}
-	if steps(3) == steps(4) {
+	if first == steps(4) {
 		t.Error("another seed gave the same steps")
 	}
 }
@@ -249,6 +250,22 @@ func TestWalkMakesSense(t *testing.T) {
 			if out[c.A] || off[c.A[:1]] || off[c.B[:1]] {
 				t.Errorf("seed %d: the cable %s is not up at the end", seed, c.A)
 			}
+		}
+	}
+}
+
+func TestStepsAreSaidInALine(t *testing.T) {
+	for want, s := range map[string]Step{
+		"plug a.0":              {Do: DoPlug, Cable: "a.0"},
+		"crash b":               {Do: DoCrash, Host: "b"},
+		"flap a.0 200ms":        {Do: DoFlap, Cable: "a.0"},
+		"traffic a.0 512 bytes": {Do: DoTraffic, Cable: "a.0", Bytes: 512},
+		"run a uname -r":        {Do: DoRun, Host: "a", Run: []string{"uname", "-r"}},
+		"wire a.0 perfect":      {Do: DoWire, Cable: "a.0", Wire: &CableOptions{}},
+		"wire a.0 rate 50 Mb/s, loss every 7, lanes 1": {Do: DoWire, Cable: "a.0", Wire: &CableOptions{Rate: 50_000_000, Loss: Injection{Every: 7}, TrainedLanes: 1}},
+	} {
+		if got := s.String(); got != want {
+			t.Errorf("%q, not %q", got, want)
 		}
 	}
 }

@@ -31,6 +31,9 @@ const patience = 4 * time.Minute
 // cable is proven.
 func start(t *testing.T, topology rig.Topology) (*rig.Rig, *Cluster) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("boots virtual machines")
+	}
 	topology.LAN = true
 	r := rig.StartWith(t, topology, rig.Options{Files: Files(program(t))})
 	c := New(r)
@@ -132,7 +135,6 @@ func TestTwoHosts(t *testing.T) {
 	r.Settled(t)
 	wait(t, c, "wait until the cable is proven again", func(s Status) bool { return s.Proven() == 1 && s.Up() == 2 })
 	copies(t, r, a, b, 1<<20)
-	// A power cut: the agent that comes back has lost nothing that it needs.
 	out, err := a.Run(t.Context(), Path, "status")
 	t.Logf("%v\n%s", err, out)
 }

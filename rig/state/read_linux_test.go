@@ -41,7 +41,7 @@ var twoCables = map[string]string{
 	"0-1.0/net/thunderbolt0/flags": "0x1003", "0-1.0/net/thunderbolt0/carrier": "1",
 	"0-3/uevent": "DEVTYPE=thunderbolt_xdomain", "0-3/unique_id": "c5f68f24-3a64-04e6-ffff-ffffffffffff",
 	"0-3/device_name": "b", "0-3/rx_lanes": "1", "0-3/tx_lanes": "1", "0-3/rx_speed": "10.0 Gb/s", "0-3/tx_speed": "10.0 Gb/s",
-	"0-3.0/key": "network",
+	"0-3.0/key":  "network",
 	"0-5/uevent": "DEVTYPE=thunderbolt_device", "0-5/authorized": "0",
 	"something-else/uevent": "",
 }
