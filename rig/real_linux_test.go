@@ -168,18 +168,17 @@ func testNetwork(t *testing.T, r *Rig) {
 
 func testUnplug(t *testing.T, r *Rig) {
 	c := r.Cable("a.0")
-	for range 2 {
-		traffic(t, c, 1<<18)
-		c.Unplug()
-		r.Settled(t)
-		for _, h := range r.Hosts() {
-			if p := h.State().Peers(); len(p) != 0 {
-				t.Fatalf("host %s still shows %+v", h.Name(), p)
-			}
+	traffic(t, c, 1<<18)
+	// thunderbolt_net takes ten seconds to log out from somebody who is gone.
+	c.Unplug()
+	r.Settled(t)
+	for _, h := range r.Hosts() {
+		if p := h.State().Peers(); len(p) != 0 {
+			t.Fatalf("host %s still shows %+v", h.Name(), p)
 		}
-		c.Plug()
-		r.Settled(t)
 	}
+	c.Plug()
+	r.Settled(t)
 	traffic(t, c, 1<<18)
 }
 
