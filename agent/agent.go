@@ -177,7 +177,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	blocks := opt.Config.Blocks() // config.Load has checked them
 	if a.address, err = address.New(address.Config{
 		Self: string(key.ID()), Block: blocks[0], Spares: blocks[1:], StateFile: opt.Paths.Own(linkMemory), Peer: a, Applier: a.root,
-		MTU: opt.Config.MTU, Forward: opt.Config.Forward && a.facts.Load().machine.OS == "linux",
+		MTU: opt.Config.MTU, Old: !has(featureRanges), Forward: has(featureForward) && opt.Config.Forward && a.facts.Load().machine.OS == "linux",
 		InUse: a.addressInUse, Log: a.log.With("part", "address"), Changed: a.poke,
 	}); err != nil {
 		return nil, err
@@ -214,7 +214,7 @@ const deadAfter = 3 * time.Second
 
 func (a *Agent) newMember() (*member.Manager, error) {
 	return member.New(member.Options{
-		Self: a.key.ID(), Store: a.store, Dir: a.opt.Paths.Own(), Version: a.opt.Version,
+		Self: a.key.ID(), Store: a.store, Dir: a.opt.Paths.Own(), Version: a.opt.Version, Features: featureList(),
 		Dial: func(ctx context.Context, node identity.NodeID) (member.Session, error) {
 			return a.channel.Session(ctx, node)
 		},

@@ -182,6 +182,9 @@ func (s *linkServer) benchHere(ctx context.Context, q *v1.BenchRequest) (*v1.Ben
 	if err != nil {
 		return nil, err
 	}
+	if err := a.canAnswer(p.far.NodeId, "/tbcluster.v1.LinkService/Bench"); err != nil {
+		return nil, err
+	}
 	used, err := a.mayBench(l, q.EvenIfUsed)
 	if err != nil {
 		return nil, err
@@ -265,6 +268,9 @@ func (a *Agent) bench(ctx context.Context, p benchPath, load time.Duration, even
 
 // BenchLink is the far end of a bench.
 func (s *peerServer) BenchLink(stream grpc.BidiStreamingServer[peerv1.BenchLinkRequest, peerv1.BenchLinkResponse]) error {
+	if !has(featureBench) {
+		return s.UnimplementedPeerServiceServer.BenchLink(stream)
+	}
 	a := s.a
 	q, err := stream.Recv()
 	if err != nil {

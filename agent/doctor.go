@@ -152,6 +152,11 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 	for _, c := range d.Wanted {
 		d.Commands = append(d.Commands, a.opt.Host.Commands(c)...)
 	}
+	for _, c := range a.address.Applied() {
+		if c.Kind == host.ChangeUnmanage {
+			d.Released = append(d.Released, doctor.Released{Manager: c.Manager, Interface: c.Interface, Did: a.opt.Host.Commands(c)})
+		}
+	}
 	for _, c := range a.address.Conflicts() {
 		d.Conflicts = append(d.Conflicts, doctor.Conflict{Prefix: c.Prefix.String(), Port: c.Port, With: c.With})
 	}

@@ -199,7 +199,7 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 	}
 	news, cancel := a.finder.Subscribe()
 	defer cancel()
-	a.finder.Rescan()
+	a.finder.Ask()
 	deadline := time.NewTimer(joinFor)
 	defer deadline.Stop()
 	for {

@@ -163,6 +163,7 @@ func (a *Agent) unmapped(err error, who host.Asker) error {
 		return err
 	}
 	name := a.nameOf(identity.NodeID(who.Node))
+	a.log.Info("a person of another node is refused", "asker", who.String(), "paired_there", a.pairedUserOf(who.Node).GetName())
 	return fault.Newf(fault.UserUnmapped, "on "+a.name()+" run: tbcluster pair --map "+name+"/"+who.Name+"=LOCALUSER",
 		"user %s of %s is mapped to no user on %s", who.Name, name, a.name())
 }
@@ -236,7 +237,7 @@ func (s *peerServer) Forward(ctx context.Context, q *peerv1.ForwardRequest) (*pe
 	}
 	ctx = withCaller(ctx, c)
 	for _, f := range s.a.forwardable() {
-		if f.method == q.Method {
+		if feature := methodFeatures[q.Method]; f.method == q.Method && (feature == "" || has(feature)) {
 			out, err := f.call(ctx, q.Request)
 			return &peerv1.ForwardResponse{Response: out}, err
 		}
@@ -284,6 +285,9 @@ func (a *Agent) forwardable() []forwarded {
 
 // ask hands one call on to the node that must answer it.
 func (a *Agent) ask(ctx context.Context, node, method string, q, r proto.Message) error {
+	if err := a.canAnswer(node, method); err != nil {
+		return err
+	}
 	raw, err := proto.Marshal(q)
 	if err != nil {
 		return err

@@ -470,7 +470,7 @@ func (s *linkServer) Rescan(ctx context.Context, _ *v1.RescanRequest) (*v1.Resca
 	if err := s.a.lookAgain(ctx); err != nil {
 		return nil, err
 	}
-	s.a.finder.Rescan()
+	s.a.finder.Ask()
 	st, _ := s.a.board.get()
 	out := &v1.RescanResponse{}
 	for _, l := range st.Links {

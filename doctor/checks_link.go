@@ -487,6 +487,14 @@ func checkHub(f Facts) []seen {
 	})
 }
 
+func checkReleased(f Facts) []seen {
+	var out []seen
+	for _, r := range f.Released {
+		out = append(out, seen{subject: r.Interface, evidence: strings.Join(r.Did, "; "), words: map[string]string{"manager": r.Manager, "interface": r.Interface}})
+	}
+	return out
+}
+
 func checkManaged(f Facts) []seen {
 	var out []seen
 	for _, i := range f.Network.Interfaces {

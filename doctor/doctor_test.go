@@ -95,6 +95,9 @@ var provocations = map[string]struct {
 	"address-conflict": {func(f *Facts) {
 		f.Conflicts = []Conflict{{Prefix: "10.77.1.1/30", Port: "0-1", With: "the route to 10.77.1.0/24 on eth0"}}
 	}, []string{"10.77.1.1/30", "eth0"}},
+	"interface-released": {func(f *Facts) {
+		f.Released = []Released{{Manager: "systemd-networkd", Interface: "thunderbolt0", Did: []string{"printf '[Link]' > /run/systemd/network/10-tbcluster-thunderbolt0.network"}}}
+	}, []string{"systemd-networkd was told to leave thunderbolt0", "/run/systemd/network/10-tbcluster-thunderbolt0.network"}},
 	"interface-managed":          {func(f *Facts) { f.Network.Interfaces[0].ManagedBy = "NetworkManager" }, []string{"NetworkManager manages thunderbolt0"}},
 	"thunderbolt-driver-missing": {func(f *Facts) { f.Thunderbolt = host.Thunderbolt{} }, []string{"modprobe thunderbolt"}},
 	"thunderbolt-not-authorised": {func(f *Facts) { f.Thunderbolt.Domains[0].Others[0].Authorized = false }, []string{"OWC dock", "port 0-3", "boltctl"}},

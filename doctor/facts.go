@@ -25,6 +25,9 @@ type Facts struct {
 	// commands for a person.
 	Wanted   []host.Change
 	Commands []string
+	// Released are interfaces that a manager of the system was told to leave
+	// alone.
+	Released []Released
 	// Conflicts are addresses that clash and cannot be moved now.
 	Conflicts []Conflict
 	// FilterReason says why the packet filter is not in force; "" if it is or
@@ -50,6 +53,13 @@ type Facts struct {
 	// Heard are nodes that announce themselves and are not connected, by ID.
 	Heard  map[string]Heard
 	Config Config
+}
+
+// Released is an interface that a manager was told to leave alone.
+type Released struct {
+	Manager, Interface string
+	// Did are the commands that do the same: what was written, and where.
+	Did []string
 }
 
 // Heard is how a node announces itself.

@@ -253,3 +253,78 @@ func FuzzClaims(f *testing.F) {
 		}
 	})
 }
+
+func TestABlockThatIsTakenAsAWholeIsLeftForTheNext(t *testing.T) {
+	spares := []netip.Prefix{netip.MustParsePrefix("172.29.0.0/16"), netip.MustParsePrefix("10.77.4.0/24"), netip.MustParsePrefix("10.213.0.0/16")}
+	s, err := newSpaces(DefaultBlock, spares)
+	if err != nil || len(s) != 3 { // one of them is part of the block
+		t.Fatalf("%v, %v", s, err)
+	}
+	wholly := func(blocks ...string) (out []use) {
+		for _, b := range blocks {
+			out = append(out, use{netip.MustParsePrefix(b), "a LAN"})
+		}
+		return out
+	}
+	for _, who := range []string{"low", "high", "both"} {
+		low, high := newBook("node1", s, nil), newBook("node2", s, nil)
+		if who != "high" {
+			low.uses = wholly("10.77.0.0/16", "172.29.0.0/17", "172.29.128.0/17")
+		}
+		if who != "low" {
+			high.uses = wholly("10.77.0.0/16", "172.16.0.0/12")
+		}
+		tries := 0
+		var refused []netip.Prefix
+		for {
+			p, why := low.next("node2", "0-1", "0-1", refused)
+			if !p.IsValid() {
+				t.Fatalf("%s: nothing is free: %s", who, why)
+			}
+			low.settled(p)
+			taken := high.accept("node1", "0-1", "0-1", p, 9000)
+			if !taken.there() {
+				if want := netip.MustParsePrefix("10.213.0.0/16"); !want.Contains(p.Addr()) {
+					t.Errorf("%s: it is %s", who, p)
+				}
+				break
+			}
+			if tries++; tries > 4 {
+				t.Fatalf("%s: still searching at %s, which is of %+v", who, p, taken)
+			}
+			refused = append(refused, p, taken.prefix)
+		}
+		for _, b := range []*book{low, high} {
+			b.chooseNode()
+			if by := overlapping(b.uses, b.node); !b.node.IsValid() || by.there() {
+				t.Errorf("%s: node address %s, taken by %s", who, b.node, by.by)
+			}
+		}
+	}
+}
+
+func TestBothEndsTakeTheSmallerMTUWhateverWasAgreed(t *testing.T) {
+	s, err := newSpaces(DefaultBlock, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	low, high := newBook("node1", s, nil), newBook("node2", s, nil)
+	p := netip.MustParsePrefix("10.77.3.0/30")
+	low.record("node2", "0-1", "1-3", p, 65520)
+	high.record("node1", "1-3", "0-1", p, 65520)
+	low.largest["0-1"], high.largest["1-3"] = 65520, 9000
+	low.claims["node2"] = parseClaims("node2", high.ownClaims())
+	high.claims["node1"] = parseClaims("node1", low.ownClaims())
+	if !low.agreeMTUs() || !high.agreeMTUs() || low.agreements[0].MTU != 9000 || high.agreements[0].MTU != 9000 {
+		t.Errorf("%d and %d", low.agreements[0].MTU, high.agreements[0].MTU)
+	}
+	if low.agreeMTUs() {
+		t.Error("it changes again")
+	}
+	for _, nonsense := range []uint32{0, 1, 1279} { // unplugged, of an older version, hostile
+		low.claims["node2"][0].maxMTU = nonsense
+		if low.agreeMTUs() || low.agreements[0].MTU != 9000 {
+			t.Errorf("a far end that says %d: %d", nonsense, low.agreements[0].MTU)
+		}
+	}
+}

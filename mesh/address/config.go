@@ -38,6 +38,9 @@ type Config struct {
 	// on a node.
 	Spares    []netip.Prefix
 	StateFile string // where what was agreed is remembered
+	// Old leaves out what versions before 0.2 do not say: the range that is in the
+	// way of a proposal, and the largest MTU of an end.
+	Old bool
 	// MTU is the largest that is set; 0 means what both ends can do.
 	MTU int
 	// Forward passes packets on from one cable of this node to another, and

@@ -229,6 +229,9 @@ func (m *Manager) Update(net host.Network, ends []End) {
 	m.ends = slices.Clone(ends)
 	clear(m.book.largest)
 	for _, e := range m.usable() {
+		if m.cfg.Old {
+			break
+		}
 		i, _ := net.Interface(e.Interface)
 		m.book.largest[e.Port] = m.largestMTU(i)
 	}
@@ -385,7 +388,7 @@ func (m *Manager) HandlePropose(_ context.Context, from string, req *peerv1.Prop
 	m.dirty = true
 	poke(m.wake)
 	resp := &peerv1.ProposeAddressResponse{Accepted: !conflict.there(), Conflict: conflict.by, MaxMtu: uint32(mtu)}
-	if conflict.prefix.IsValid() {
+	if conflict.prefix.IsValid() && !m.cfg.Old {
 		resp.Taken = conflict.prefix.String()
 	}
 	return resp, nil

@@ -41,6 +41,7 @@ type machine struct {
 	journal []host.Change
 	log     []string
 	denied  bool
+	forward bool   // is asked for
 	broken  string // kind of change that fails
 	inUse   map[netip.Prefix]bool
 	index   int
@@ -61,7 +62,7 @@ func (d *desk) node(id string) *machine {
 }
 
 func (n *machine) start() {
-	m, err := New(Config{Self: n.id, StateFile: n.state, Peer: n, Applier: n, Retry: time.Millisecond, Changed: n.changed,
+	m, err := New(Config{Self: n.id, StateFile: n.state, Peer: n, Applier: n, Retry: time.Millisecond, Changed: n.changed, Forward: n.forward,
 		InUse: func(p netip.Prefix) bool { return n.used(p) }})
 	if err != nil {
 		n.d.t.Fatal(err)
@@ -148,6 +149,8 @@ func (n *machine) Apply(_ context.Context, c host.Change) error {
 			nic.Up = true
 		case host.ChangeMTU:
 			nic.MTU = c.MTU
+		case host.ChangeForward:
+			nic.Forwarding = true
 		case host.ChangeAddress:
 			if !nic.Up {
 				return errors.New("the interface is not up")
@@ -188,9 +191,13 @@ func (n *machine) Revert(_ context.Context, c host.Change) error {
 				return r.Interface == c.Interface && r.Destination == c.Prefix.Masked()
 			})
 		case host.ChangeRoute:
-			n.routes = slices.DeleteFunc(n.routes, func(r host.Route) bool { return r.Destination == c.Prefix && r.Interface == c.Interface })
+			n.routes = slices.DeleteFunc(n.routes, func(r host.Route) bool {
+				return r.Destination == c.Prefix && r.Interface == c.Interface && r.Gateway == c.Gateway
+			})
 		case host.ChangeMTU:
 			nic.MTU = c.OldMTU
+		case host.ChangeForward:
+			nic.Forwarding = c.WasOn
 		case host.ChangeLinkUp:
 			nic.Up = c.WasUp
 		}
@@ -669,5 +676,94 @@ func TestTheFilterStaysWhenTheMemoryIsLost(t *testing.T) {
 		if c.Kind == host.ChangeFilter && !slices.Contains(c.Addresses, own) {
 			t.Errorf("%s is not protected: %v", own, c.Addresses)
 		}
+	}
+}
+
+func TestRoutesLeadThroughNodesThatForward(t *testing.T) {
+	d := newDesk(t)
+	a, b := d.pair()
+	a.plug("0-3", "thunderbolt1", "delta", "0-1", 65520)
+	a.change(func() { a.ends[0].Proven, a.ends[1].Proven, a.ends[1].NegotiatedGbps = true, true, 20 })
+	a.start()
+	b.start()
+	delta := d.node("delta")
+	delta.plug("0-1", "thunderbolt0", "alpha", "0-3", 65520)
+	delta.start()
+	d.await("addresses", func() bool {
+		return facing(a.link("0-1"), b.link("0-2")) && facing(a.link("0-3"), delta.link("0-1")) && a.m.NodeAddress().IsValid()
+	})
+	far := netip.MustParsePrefix("10.77.222.9/32")
+	// Only alpha hears of gamma, which is behind beta, and behind delta.
+	tell := func() {
+		a.m.SetClaims(map[string][]*peerv1.AddressClaim{
+			"beta": b.m.Claims(), "delta": delta.m.Claims(), "gamma": {{Prefix: far.String(), Kind: kindNode}},
+			"omega": {{Prefix: "10.77.222.10/32", Kind: kindNode}},
+		})
+	}
+	routes := func(to netip.Prefix) (out []host.Route) {
+		tell()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, r := range a.routes {
+			if r.Destination == to {
+				out = append(out, r)
+			}
+		}
+		slices.SortFunc(out, func(x, y host.Route) int { return x.Metric - y.Metric })
+		return out
+	}
+	a.m.SetReach(map[string]Reach{"beta": {Neighbours: []string{"alpha", "gamma"}}})
+	d.await("a settled state", func() bool { tell(); return b.m.NodeAddress().IsValid() })
+	if r := routes(far); len(r) != 0 {
+		t.Errorf("beta does not forward, and there is %v", r)
+	}
+	a.m.SetReach(map[string]Reach{
+		"beta": {Forwards: true, Neighbours: []string{"alpha", "gamma"}}, "delta": {Forwards: true, Neighbours: []string{"gamma", "alpha"}},
+		"gamma": {Forwards: true, Neighbours: []string{"beta", "omega"}},
+	})
+	d.await("two ways to gamma, the faster first", func() bool {
+		r := routes(far)
+		return len(r) == 2 && r[0].Gateway == a.link("0-1").Remote && r[1].Gateway == a.link("0-3").Remote &&
+			r[0].Source == a.m.NodeAddress() && r[0].Metric == throughMetric
+	})
+	d.await("and to who is behind gamma", func() bool { return len(routes(netip.MustParsePrefix("10.77.222.10/32"))) == 2 })
+	if r := routes(netip.PrefixFrom(b.m.NodeAddress(), 32)); len(r) != 1 || r[0].Metric != firstMetric {
+		t.Errorf("to beta, which has a cable: %v", r)
+	}
+	a.change(func() { a.ends[0].Proven = false })
+	d.await("one way, and beta by no other", func() bool {
+		r := routes(far)
+		return len(r) == 1 && r[0].Gateway == a.link("0-3").Remote
+	})
+	a.m.SetReach(nil)
+	d.await("none", func() bool { return len(routes(far)) == 0 })
+}
+
+func TestForwardingIsSwitchedOnOnlyWhereAskedAndBehindTheFilter(t *testing.T) {
+	d := newDesk(t)
+	a, b := d.pair()
+	a.forward = true
+	a.start()
+	b.start()
+	d.await("alpha forwards", func() bool { return a.m.Forwards() })
+	d.mu.Lock()
+	on := slices.IndexFunc(a.log, func(s string) bool { return strings.Contains(s, "pass on what arrives by thunderbolt0") })
+	guarded := slices.IndexFunc(a.journal, func(c host.Change) bool {
+		return c.Kind == host.ChangeFilter && slices.Equal(c.Forwarders, []string{"thunderbolt0"})
+	})
+	if on < 0 || guarded < 0 {
+		t.Errorf("on %d, filter %d:\n%s", on, guarded, strings.Join(a.log, "\n"))
+	}
+	d.mu.Unlock()
+	if b.m.Forwards() {
+		t.Error("beta forwards unasked")
+	}
+	if err := a.m.Down(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a.nic("thunderbolt0").Forwarding {
+		t.Error("down left it on")
 	}
 }

@@ -102,6 +102,7 @@ type Finder struct {
 	unsaved     bool
 
 	rescan   chan struct{}
+	ask      chan struct{}
 	announce chan struct{}
 }
 
@@ -123,7 +124,7 @@ func New(o Options) (*Finder, error) {
 	f := &Finder{
 		o: o, table: table{self: o.Self, known: o.Known, invites: o.Invites, nodes: map[identity.NodeID]*found{}},
 		subscribers: map[int]chan struct{}{},
-		rescan:      make(chan struct{}, 1), announce: make(chan struct{}, 1),
+		rescan:      make(chan struct{}, 1), ask: make(chan struct{}, 1), announce: make(chan struct{}, 1),
 	}
 	for _, s := range o.Static {
 		peer, err := parseStatic(s)
@@ -171,6 +172,10 @@ func (f *Finder) Unheard() []identity.NodeID {
 
 // Rescan looks at the interfaces now, and asks and announces anew if they changed.
 func (f *Finder) Rescan() { signal(f.rescan) }
+
+// Ask asks on every interface now, though nothing has changed there: somebody
+// waits for an answer.
+func (f *Finder) Ask() { signal(f.ask) }
 
 // Met remembers that node answered at addr.
 func (f *Finder) Met(node identity.NodeID, addr netip.AddrPort) {
@@ -283,6 +288,9 @@ func (f *Finder) Run(ctx context.Context) error {
 			anew()
 		case <-f.rescan:
 			anew()
+		case <-f.ask:
+			m.browse(ctx, nil)
+			f.trouble(nil, m.ask(nil))
 		case <-f.announce:
 			m.announce(f.announcement())
 		case <-browse.C:

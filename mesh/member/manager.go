@@ -47,8 +47,10 @@ type Options struct {
 	// Peer tells who calls HandleSync and over which way
 	// (channel.PeerFromContext, ConnFromContext).
 	Peer func(ctx context.Context) (node identity.NodeID, via string, ok bool)
-	// Version of tbcluster, told to the others.
-	Version string
+	// Version of tbcluster, told to the others, and what it can do beyond the
+	// version before.
+	Version  string
+	Features []string
 	// Keep names the sections that are kept on disk, so that a node that is down
 	// can be described after a restart; nil is "node".
 	Keep []string
@@ -75,10 +77,13 @@ type NodeView struct {
 	LastHeard   time.Time // zero if never
 	Incarnation uint64
 	Version     string // of tbcluster there
-	Sections    map[string]Section
-	RTT         time.Duration // 0 if unknown
-	Via         string        // way of the stream; "" when there is none
-	ClockSkew   time.Duration // its clock minus ours; 0 if unknown
+	Features    []string
+	// Met is set once it was heard from since this start.
+	Met       bool
+	Sections  map[string]Section
+	RTT       time.Duration // 0 if unknown
+	Via       string        // way of the stream; "" when there is none
+	ClockSkew time.Duration // its clock minus ours; 0 if unknown
 }
 
 // Heartbeat is the interval of heartbeats in a cluster of n nodes: 1 s up to 16
@@ -452,7 +457,7 @@ func (p *peer) view() NodeView {
 	v := NodeView{
 		ID: p.id, State: p.state, Reason: p.reason, Since: p.since, LastHeard: p.lastHeard,
 		Incarnation: p.incarnation, Version: p.version, Sections: maps.Clone(p.sections),
-		RTT: p.rtt, ClockSkew: p.skew,
+		RTT: p.rtt, ClockSkew: p.skew, Features: p.features, Met: p.met,
 	}
 	if p.stream != nil {
 		v.Via = p.stream.via

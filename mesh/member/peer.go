@@ -41,6 +41,7 @@ type peer struct {
 
 	incarnation uint64
 	version     string
+	features    []string
 	sections    map[string]Section
 	rtt, skew   time.Duration
 

@@ -18,6 +18,9 @@ import (
 	"tbcluster/mesh/identity"
 )
 
+// maxFeatures bounds what a peer says that it can do.
+const maxFeatures = 64
+
 const (
 	// helloWithin bounds the wait for the first message.
 	helloWithin = 3 * time.Second
@@ -141,7 +144,7 @@ func (m *Manager) sayHello(p *peer, w wire) error {
 	}
 	hello := &peerv1.SyncHello{
 		Incarnation: m.incarnation, Have: have, HaveIncarnation: p.incarnation,
-		Version: m.o.Version, HeartbeatMs: uint32(m.heartbeat().Milliseconds()),
+		Version: m.o.Version, Features: m.o.Features, HeartbeatMs: uint32(m.heartbeat().Milliseconds()),
 	}
 	m.mu.Unlock()
 	return w.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Hello{Hello: hello}})
@@ -236,7 +239,10 @@ func (m *Manager) attach(p *peer, s *stream, hello *peerv1.SyncHello) error {
 		}
 	}
 	s.attached, s.incarnation = true, p.incarnation
-	p.stream, p.version = s, clip(hello.GetVersion(), 64)
+	p.stream, p.version, p.features = s, clip(hello.GetVersion(), 64), nil
+	for _, f := range hello.GetFeatures()[:min(len(hello.GetFeatures()), maxFeatures)] {
+		p.features = append(p.features, clip(f, maxName))
+	}
 	p.heartbeat = min(max(time.Duration(hello.GetHeartbeatMs())*time.Millisecond, shortestBeat), longestBeat)
 	p.connected, p.met, p.lastHeard = true, true, now
 	p.refused, p.farewell, p.failures = "", "", 0

@@ -26,9 +26,10 @@ var guestModules = []string{
 	// What the rig is for.
 	"thunderbolt", "thunderbolt_net",
 	// RDMA.
+	"crc32_generic", // which rdma_rxe asks for by name
 	"rdma_rxe", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "ib_ipoib",
-	// Disks.
-	"ext4", "overlay", "loop", "fuse", "dm-mod", "dm-flakey", "dm-log-writes",
+	// Disks; the checksums are a soft dependency, of nf_tables in 6.12 too.
+	"ext4", "crc32c_generic", "crc32c-intel", "overlay", "loop", "fuse", "dm-mod", "dm-flakey", "dm-log-writes",
 	// Networks of a whole system.
 	"nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_reject_inet", "nft_limit", "nft_numgen", "nft_log", "nf_conntrack", "nft_chain_nat", "nft_fib_inet",
 	"sch_netem", "sch_tbf", "sch_htb", "sch_ingress", "sch_fq", "sch_fq_codel", "cls_u32", "cls_matchall", "act_mirred",

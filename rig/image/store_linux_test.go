@@ -125,6 +125,31 @@ func TestABuilderThatWasKilledIsNoHindrance(t *testing.T) {
 	}
 }
 
+func TestTheWorkspacesOfDeadBuildersAreRemoved(t *testing.T) {
+	tools := &Tools{root: t.TempDir()}
+	dead := filepath.Join(tools.root, "tmp", "rig-dead", "source")
+	if err := os.MkdirAll(dead, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := tools.inWorkspace(func(_, first string) error {
+		if isDir(dead) {
+			t.Error("the dead one's is there")
+		}
+		return tools.inWorkspace(func(inside, second string) error {
+			if !isDir(first) || first == second || filepath.Join(tools.root, inside) != second {
+				t.Errorf("beside %s there is %s", second, first)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(tools.root, "tmp", "rig-*")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
 func TestABuildThatDoesNotFitIsNotBegun(t *testing.T) {
 	s := openStore(t)
 	_, err := s.ensure(t.Context(), part{name: "x", need: 1 << 60, build: func(context.Context, string) error { t.Error("begun"); return nil }})
@@ -148,6 +173,24 @@ func TestOldPartsAreRemoved(t *testing.T) {
 		}
 		return dir
 	}
+	// Of another recipe, by a builder that was killed, and by one that lives.
+	half := filepath.Join(s.dir, part{name: "x", recipe: []string{"half"}}.key()+".new-1")
+	live := filepath.Join(s.dir, part{name: "x", recipe: []string{"live"}}.key()+".new-1")
+	for _, dir := range []string{half, live} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unlock, err := s.lock(t.Context(), part{name: "x", recipe: []string{"live"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	free, err := s.lock(t.Context(), part{name: "x", recipe: []string{"half"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	free()
 	old, fresh, other := make("x", "old"), make("x", "fresh"), make("x-y", "old")
 	long := time.Now().Add(-2 * unusedFor)
 	for _, dir := range []string{old, other} {
@@ -156,7 +199,7 @@ func TestOldPartsAreRemoved(t *testing.T) {
 		}
 	}
 	kept := make("x", "new")
-	for dir, want := range map[string]bool{old: false, fresh: true, other: true, kept: true} {
+	for dir, want := range map[string]bool{half: false, live: true, old: false, fresh: true, other: true, kept: true} {
 		if isDir(dir) != want {
 			t.Errorf("%s is there: %v", filepath.Base(dir), !want)
 		}

@@ -75,7 +75,7 @@ type HostOptions struct {
 
 func (o *HostOptions) complete(seed uint64) error {
 	bad := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "see usb4.HostOptions", "host "+o.Name+" cannot be: "+format, args...)
+		return fault.Newf(fault.Usage, "see usb4.HostOptions", "host "+o.Name+" is not set up right: "+format, args...)
 	}
 	if o.Name == "" {
 		return fault.Newf(fault.Usage, "give each host a name", "a host without a name")
@@ -168,7 +168,7 @@ func (i Injection) on() bool { return i.Every != 0 || i.Probability != 0 }
 
 func (o CableOptions) check() error {
 	bad := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "see usb4.CableOptions", "a cable cannot have "+format, args...)
+		return fault.Newf(fault.Usage, "see usb4.CableOptions", "a cable is not set up right: "+format, args...)
 	}
 	if o.Lanes < 0 || o.Lanes > 2 {
 		return bad("%d lanes, not 1 or 2", o.Lanes)

@@ -61,8 +61,15 @@ var imports = map[string][]string{
 	// What runs in a guest is small.
 	"rig/guest/wire":   {},
 	"rig/guest/guestd": {"rig/guest/wire"},
+	// Virtual machines that are joined by it; rig puts them together.
+	"rig":               {"api/fault", "lab"},
+	"rig/state":         {},
+	"rig/probe":         {"host/sock", "rig/state"},
+	"rig/cluster":       {"api/fault", "rig"},
+	"cmd/tbcluster-rig": {"api/fault", "host", "lab", "rig"},
 
-	"scripts/rules": {"api/fault"},
+	"scripts/rules":     {"api/fault"},
+	"scripts/packaging": {},
 }
 
 // testImports says what tests may import besides.

@@ -19,7 +19,7 @@ import (
 var finite = regexp.MustCompile(`\b(is|are|was|were|has|have|had|does|do|did|cannot|can|may|must|would|gave|failed|ended|came|` +
 	`went|took|lost|broke|stopped|vanished|changed|arrived|answered|wanted|listed|started|appeared|needs?|holds?|leads?|fits?|lies|runs?|` +
 	`answers?|listens?|uses?|names?|maps?|wants?|says?|said|lacks?|differs?|comes?|goes?|clash(es)?|hangs?|shows?|points?|takes?|knows?|` +
-	`speaks?|keeps?|works|joins|reach|copies|makes?|acts?|passed|ends?|belongs?|sent|interrupted|refused|left|used)\b`)
+	`speaks?|keeps?|works|joins|reach|copies|makes?|acts?|passed|interrupted|refused|left|used|sent|belongs?|ends?)\b`)
 
 // TestErrorsReadAsStatements: people read what failed as one sentence, whichever
 // part of the program says it.
