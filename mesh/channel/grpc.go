@@ -73,7 +73,6 @@ func ServerOptions() []grpc.ServerOption {
 		// A node has a connection to each other, and most say little.
 		grpc.ReadBufferSize(bufferSize),
 		grpc.WriteBufferSize(bufferSize),
-		grpc.SharedWriteBuffer(true),
 	}
 }
 
@@ -104,7 +103,6 @@ func clientOptions(dial func(context.Context, string) (net.Conn, error)) []grpc.
 		grpc.WithDisableServiceConfig(),
 		grpc.WithReadBufferSize(bufferSize),
 		grpc.WithWriteBufferSize(bufferSize),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
