@@ -62,10 +62,11 @@ test-e2e: ## the real program on a virtual cluster with a real model
 	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
 
 test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
-	@$(TEST) -count=1 -timeout 20m -p 1 ./rig/... ./cmd/tbcluster-rig
+	@$(TEST) $(RACE) -count=1 -short -timeout 8m $$($(RUN) go list ./rig/... ./cmd/tbcluster-rig | grep -v -e /guest$$ -e /image$$)
+	@$(TEST) -count=1 -timeout 20m -p 1 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
 
 test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hundred; TBCLUSTER_RIG_SEED is the first seed
-	@TBCLUSTER_LONG=1 $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
+	@TBCLUSTER_LONG=1 TBCLUSTER_RIG_SUMMARY=$(CURDIR)/docs/rig-walks.md $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
 
 test-limits: build ## times, sizes and loads that are promised; alone on the machine
 	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit' .

@@ -177,7 +177,7 @@ type unixCredentials struct {
 func (u unixCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, nil, fault.Newf(fault.Denied, "", "not a Unix socket")
+		return nil, nil, fault.Newf(fault.Denied, "", "what was passed on is no Unix socket")
 	}
 	f, err := uc.File()
 	if err != nil {

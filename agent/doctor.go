@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,23 +19,59 @@ import (
 	"tbcluster/host"
 )
 
-// doctorEvery is how often a node looks for what is wrong with it unasked.
-const doctorEvery = 10 * time.Second
+// doctorEvery is how often a node looks for what is wrong with it unasked;
+// doctorSoon how soon after a node or cable got into another state, which is
+// what most findings are about: one that is gone should not stand there any
+// longer, and one that has come is wanted.
+const (
+	doctorEvery = 10 * time.Second
+	doctorSoon  = time.Second
+)
 
 // doctorLoop keeps this node's findings true.
 func (a *Agent) doctorLoop(ctx context.Context) {
-	t := time.NewTicker(doctorEvery)
+	t := time.NewTicker(doctorSoon)
 	defer t.Stop()
-	early := time.After(2 * time.Second)
+	var last time.Time
+	var seen, known uint64
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-early:
 		case <-t.C:
 		}
-		a.examine(ctx)
+		s, _ := a.board.get()
+		changed := false
+		if s.Revision != seen {
+			seen = s.Revision
+			now := standing(s)
+			changed, known = now != known, now
+		}
+		if changed || time.Since(last) >= doctorEvery {
+			a.examine(ctx)
+			last = time.Now()
+		}
 	}
+}
+
+// standing is another number when a node or cable came, went or got into
+// another state.
+func standing(s *v1.ClusterState) uint64 {
+	h := fnv.New64a()
+	put := func(id string, state int32) {
+		var b [4]byte
+		binary.LittleEndian.PutUint32(b[:], uint32(state))
+		// A hash takes everything.
+		_, _ = h.Write([]byte(id))
+		_, _ = h.Write(b[:])
+	}
+	for _, n := range s.Nodes {
+		put(n.Id, int32(n.State))
+	}
+	for _, l := range s.Links {
+		put(l.Id+l.B.GetNodeId(), int32(l.State))
+	}
+	return h.Sum64()
 }
 
 // examine runs every check on this node and publishes what it found.

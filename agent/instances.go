@@ -607,7 +607,7 @@ func (r *instances) stopAllHere(ctx context.Context) ([]string, error) {
 		_, changed := r.a.board.get()
 		select {
 		case <-ctx.Done():
-			return nil, fault.Newf(fault.Timeout, "ask again, or `tbcluster down --leave`", "still ending: %s", strings.Join(r.runningHere(), ", "))
+			return nil, fault.Newf(fault.Timeout, "ask again, or `tbcluster down --leave`", "what was asked to end is still ending: %s", strings.Join(r.runningHere(), ", "))
 		case <-changed:
 		case <-time.After(time.Second):
 		}

@@ -147,7 +147,8 @@ func (m *models) worker(ctx context.Context) (*catalogue.Client, root.User, erro
 	who := host.Asker{Node: a.id()}
 	conn, user, err := a.root.Worker(ctx, who, true)
 	if err != nil {
-		if !fault.Is(err, fault.UserUnmapped) {
+		// Nobody has paired, or it was root and nothing runs as root here.
+		if !fault.Is(err, fault.UserUnmapped) && !fault.Is(err, fault.Denied) {
 			return nil, user, err
 		}
 		c, err := a.ownWorker()

@@ -65,7 +65,7 @@ func TestStateOfANewerVersionIsRefused(t *testing.T) {
 		{"root/ranks.json", rootHalf},
 		{"root/people.json", rootHalf},
 	} {
-		for _, content := range []string{`{"schema":99}`, `{"schema":2,"records":7,"nodes":[1],"agreements":"x","ends":1,"transfers":{},"added":0,"changes":{},"ranks":"","owners":1}`} {
+		for _, content := range []string{`{"schema":99}`, `{"schema":98,"records":7,"nodes":[1],"agreements":"x","ends":1,"transfers":{},"added":0,"changes":{},"ranks":"","owners":1}`} {
 			dir := t.TempDir()
 			if err := os.MkdirAll(filepath.Join(dir, "agent"), 0o700); err != nil {
 				t.Fatal(err)

@@ -147,6 +147,16 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 		return nil, err
 	}
 	m, err := s.a.pairer.Join(ctx, q.Code, candidates)
+	for begun := time.Now(); notReached(err) && q.Address == "" && time.Since(begun) < joinFor && ctx.Err() == nil; {
+		// Nothing was said yet, so no try is lost.
+		select {
+		case <-ctx.Done():
+		case <-time.After(joinAgain):
+		}
+		if candidates, err = s.a.inviters(ctx, number, q.Address); err == nil {
+			m, err = s.a.pairer.Join(ctx, q.Code, candidates)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -160,6 +170,17 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 		out.Members = append(out.Members, memberView(m))
 	}
 	return out, nil
+}
+
+// joinAgain is how soon Join tries again where the way is not ready.
+const joinAgain = 500 * time.Millisecond
+
+// notReached reports whether nobody could be reached, though somebody announces
+// the code: for a second or two after a cable was plugged in, the system still
+// looks whether its link-local address is free.
+func notReached(err error) bool {
+	f := fault.As(err)
+	return f != nil && f.Reason == fault.NodeDown && f.Meta["stage"] == pair.StageConnect
 }
 
 // inviters lists where the node that shows code number n may be, waiting a

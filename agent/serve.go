@@ -446,7 +446,7 @@ func (a *Agent) idle(fix string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fault.Newf(fault.StillRunning, fix, "still running: %s", strings.Join(names, ", ")).With("running", strings.Join(names, ","))
+	return fault.Newf(fault.StillRunning, fix, "something is still running: %s", strings.Join(names, ", ")).With("running", strings.Join(names, ","))
 }
 
 // leaveSoon ends Run once the answer to who asked for it is out.

@@ -101,3 +101,30 @@ func TestAWatcherThatSleptMissesNothing(t *testing.T) {
 		t.Error("an equal state was posted as news")
 	}
 }
+
+func TestTheDoctorLooksAgainWhenSomethingStandsOtherwise(t *testing.T) {
+	state := func() *v1.ClusterState {
+		return &v1.ClusterState{
+			Nodes: []*v1.Node{{Id: "a", State: v1.NodeState_NODE_STATE_UP}, {Id: "b", State: v1.NodeState_NODE_STATE_UP}},
+			Links: []*v1.Link{{Id: "l", State: v1.LinkState_LINK_STATE_PROVEN, B: &v1.LinkEnd{NodeId: "b"}}},
+		}
+	}
+	before := standing(state())
+	for what, change := range map[string]func(*v1.ClusterState){
+		"a node is down":       func(s *v1.ClusterState) { s.Nodes[1].State = v1.NodeState_NODE_STATE_DOWN },
+		"a cable is down":      func(s *v1.ClusterState) { s.Links[0].State = v1.LinkState_LINK_STATE_DOWN },
+		"a cable is gone":      func(s *v1.ClusterState) { s.Links = nil },
+		"a machine has paired": func(s *v1.ClusterState) { s.Links[0].B.NodeId = "c" },
+	} {
+		s := state()
+		change(s)
+		if standing(s) == before {
+			t.Errorf("%s, and nothing stands otherwise", what)
+		}
+	}
+	s := state()
+	s.Nodes[0].RttUs, s.Links[0].ATxBytes = 7, 1<<30
+	if standing(s) != before {
+		t.Error("numbers that move all the time are taken for news")
+	}
+}

@@ -333,7 +333,7 @@ func TestWithoutRights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if code := ada("alpha", f, os.Stderr, "sh", "-c", "cat > models/smol.gguf"); code != 0 {
+	if code := ada("alpha", f, os.Stderr, "sh", "-c", "cat > smol.part && mv smol.part models/smol.gguf"); code != 0 {
 		t.Fatalf("put the model there: exit %d", code)
 	}
 	c.must(f.Close())

@@ -127,6 +127,35 @@ func TestLimitLinks(t *testing.T) {
 	silent.check(t)
 }
 
+// TestLimitPlugs plugs one cable in fifty times, now and then into interfaces of
+// other names, and looks from its ends and from a node that it does not touch.
+func TestLimitPlugs(t *testing.T) {
+	limits(t)
+	c := newCluster(t, lab.Options{Nodes: 3})
+	for _, n := range c.names {
+		c.until(n, "links", func(s *v1.ClusterState) bool { return links(s, proven) == 3 })
+	}
+	plug := &limit{what: "cable in, proven for all (50 plugs)", most: 2 * time.Second}
+	ctx := t.Context()
+	for i := range 50 {
+		if err := c.lab.Cut(ctx, "alpha", "beta", lab.CutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range c.names {
+			c.until(n, "down", func(s *v1.ClusterState) bool { return between(s, "alpha", "beta").GetState() == down })
+		}
+		begin := time.Now() // the interface appears later than that
+		if err := c.lab.Mend(ctx, "alpha", "beta", lab.MendOptions{Rename: i%5 == 4}); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range c.names {
+			c.until(n, "proven", func(s *v1.ClusterState) bool { return between(s, "alpha", "beta").GetState() == proven })
+		}
+		plug.add(time.Since(begin))
+	}
+	plug.check(t)
+}
+
 func TestLimitIdle(t *testing.T) {
 	limits(t)
 	c := newCluster(t, lab.Options{Nodes: 3})

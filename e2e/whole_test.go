@@ -63,6 +63,8 @@ func TestWholeJob(t *testing.T) {
 		t.Error("no answer came by gamma's gateway")
 	}
 
+	t.Run("the metrics tell of it, and no names", func(t *testing.T) { c.metricsTell(t, model, size) })
+
 	t.Run("an agent that is killed finds its instance again", func(t *testing.T) {
 		pid := instance(c.until("alpha", "ready", ready("one")), "one").Ranks[0].Pid
 		ctx := t.Context()

@@ -717,3 +717,110 @@ func TestANameIsUsedOnce(t *testing.T) {
 		t.Errorf("the first lab: %+v", s)
 	}
 }
+
+func TestMulticastIsLostOrRefused(t *testing.T) {
+	t.Parallel()
+	l := upLab(t, Options{Nodes: 2, NoBoot: true})
+	// A message to the group of mDNS, and whether it arrives within a moment.
+	send := func(node string) string {
+		return run(t, l, node, "python3", "-c", `
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("`+map[string]string{"alpha": "172.31.77.10", "beta": "172.31.77.11"}[node]+`"))
+try:
+    s.sendto(b"x", ("224.0.0.251", 5353))
+    print("sent")
+except PermissionError:
+    print("refused")
+`)
+	}
+	filters := func(node string) string { return run(t, l, node, "nft", "list", "ruleset") }
+	if got := send("alpha"); got != "sent" || filters("alpha") != "" {
+		t.Fatalf("before: %s, %s", got, filters("alpha"))
+	}
+	for how, want := range map[Multicast]string{MulticastLost: "sent", MulticastRefused: "refused", "": "sent"} {
+		if err := l.SetMulticast(t.Context(), "alpha", how); err != nil {
+			t.Fatal(err)
+		}
+		if got := send("alpha"); got != want {
+			t.Errorf("%q: %s", how, got)
+		}
+		if got := send("beta"); got != "sent" {
+			t.Errorf("beta, which nobody spoke of: %s", got)
+		}
+		if s := status(t, l).Nodes[0]; s.Multicast != how {
+			t.Errorf("the status says %q, want %q", s.Multicast, how)
+		}
+	}
+	if err := l.SetMulticast(t.Context(), "alpha", MulticastRefused); err != nil {
+		t.Fatal(err)
+	}
+	// It is a matter of the desk, not of the machine: a boot does not change it.
+	for _, do := range []func() error{
+		func() error { return l.Kill(t.Context(), "alpha", false) }, func() error { return l.Start(t.Context(), "alpha", false) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := send("alpha"); got != "refused" {
+		t.Errorf("after a boot: %s", got)
+	}
+	if err := l.SetMulticast(t.Context(), "alpha", ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := filters("alpha"); got != "" {
+		t.Errorf("left behind: %s", got)
+	}
+	if err := l.SetMulticast(t.Context(), "alpha", "loud"); !fault.Is(err, fault.Usage) {
+		t.Errorf("a way that is none: %v", err)
+	}
+}
+
+func TestACableIsSeenByOneEndOnlyAndMoves(t *testing.T) {
+	t.Parallel()
+	l := upLab(t, Options{Nodes: 2, NoBoot: true})
+	ctx := t.Context()
+	sees := func(node, port string) bool {
+		return strings.Contains(run(t, l, node, "ls", "/lab/sys/bus/thunderbolt/devices"), port+".0")
+	}
+	if err := l.Cut(ctx, "beta", "alpha", CutOptions{Half: true}); err != nil {
+		t.Fatal(err)
+	}
+	if sees("alpha", "0-1") || !sees("beta", "0-1") {
+		t.Error("not as asked: beta sees it, alpha does not")
+	}
+	if s := status(t, l).Cables[0]; s.State != Half {
+		t.Errorf("the status says %q", s.State)
+	}
+	for _, o := range []CutOptions{{Silent: true}, {Half: true}} {
+		if err := l.Cut(ctx, "alpha", "beta", o); !fault.Is(err, fault.Usage) {
+			t.Errorf("%+v of one that is seen by half: %v", o, err)
+		}
+	}
+	// It is so after a boot too.
+	for _, do := range []func() error{
+		func() error { return l.Kill(ctx, "alpha", false) }, func() error { return l.Start(ctx, "alpha", false) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sees("alpha", "0-1") || !sees("beta", "0-1") {
+		t.Error("a boot has shown it")
+	}
+	if err := l.Mend(ctx, "alpha", "beta", MendOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if !sees("alpha", "0-1") || !sees("beta", "0-1") {
+		t.Error("not seen after it was mended")
+	}
+	for _, want := range []string{"0-3", "0-1"} {
+		if err := l.Mend(ctx, "alpha", "beta", MendOptions{Move: true}); err != nil {
+			t.Fatal(err)
+		}
+		if !sees("alpha", want) || !sees("beta", want) || sees("alpha", map[string]string{"0-1": "0-3", "0-3": "0-1"}[want]) {
+			t.Errorf("it is not in %s alone", want)
+		}
+	}
+}

@@ -206,7 +206,7 @@ func (t *tree) plug(p port, far peer, iface string, tell func(uevent)) error {
 	svc := serviceDir(p)
 	links := subsystem(svc, "bus/thunderbolt")
 	links["driver"] = relative(filepath.Join(svc, "driver"), netDriver)
-	const modalias = "tbtsvc:knetworkp00000001v00000001r00000001"
+	const modalias = "tbsvc:knetworkp00000001v00000001r00000001"
 	err = t.attributes(svc, map[string]string{
 		"key": "network", "prtcid": "1", "prtcvers": "1", "prtcrevs": "1", "prtcstns": "0x00000003",
 		"modalias": modalias, "uevent": "DEVTYPE=thunderbolt_service\nDRIVER=thunderbolt-net\nMODALIAS=" + modalias,

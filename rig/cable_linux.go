@@ -45,26 +45,40 @@ func (c *Cable) Counters() usb4.CableCounters { return c.rig.fabric.Counters().C
 
 // trained notes what the lanes come up with the next time.
 func (c *Cable) trained() {
-	o := c.Cable.Options()
+	lanes, speed := c.would()
 	c.rig.mu.Lock()
 	defer c.rig.mu.Unlock()
-	c.lanes, c.speed = 2, usb4.Gen4
+	c.lanes, c.speed = lanes, speed
+}
+
+// up returns what the lanes came up with.
+func (c *Cable) up() (lanes int, speed usb4.Generation) {
+	c.rig.mu.Lock()
+	defer c.rig.mu.Unlock()
+	return c.lanes, c.speed
+}
+
+// would returns what the lanes would come up with now.
+func (c *Cable) would() (lanes int, speed usb4.Generation) {
+	o := c.Cable.Options()
+	lanes, speed = 2, usb4.Gen4
 	if o.Lanes != 0 {
-		c.lanes = o.Lanes
+		lanes = o.Lanes
 	}
 	if o.Speed != 0 {
-		c.speed = o.Speed
+		speed = o.Speed
 	}
 	for _, e := range c.ends() {
-		lanes, speed := e.host.spec.Lanes, e.host.spec.Speed
-		if lanes == 0 {
-			lanes = 2
+		l, s := e.host.spec.Lanes, e.host.spec.Speed
+		if l == 0 {
+			l = 2
 		}
-		if speed == 0 {
-			speed = usb4.Gen3
+		if s == 0 {
+			s = usb4.Gen3
 		}
-		c.lanes, c.speed = min(c.lanes, lanes), min(c.speed, speed)
+		lanes, speed = min(lanes, l), min(speed, s)
 	}
+	return lanes, speed
 }
 
 // end is a host and its port.

@@ -321,10 +321,13 @@ func (r *Rig) Verify(ctx context.Context) error {
 // reported is Verify for those who are in a hurry: what has arrived so far.
 func (r *Rig) reported() error {
 	for _, h := range r.hosts {
-		if h.guest == nil {
+		r.mu.Lock()
+		g := h.guest // others may be on their way yet
+		r.mu.Unlock()
+		if g == nil {
 			continue
 		}
-		if list := h.guest.Reports(); len(list) > 0 {
+		if list := g.Reports(); len(list) > 0 {
 			return &fault.Fault{Reason: fault.LabFailed, What: fmt.Sprintf("the kernel of host %s reported a fault of its own", h.Name()), Where: h.Console(), Why: list[0].Text}
 		}
 	}

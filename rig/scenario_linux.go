@@ -213,9 +213,35 @@ func (s Step) String() string {
 	case DoRun:
 		words = append(words, strings.Join(s.Run, " "))
 	case DoWire:
-		words = append(words, fmt.Sprintf("%+v", s.Wire.options(false).WireOptions))
+		words = append(words, s.Wire.String())
 	}
 	return strings.Join(words, " ")
+}
+
+// String names what is not perfect.
+func (o CableOptions) String() string {
+	var words []string
+	add := func(name string, is bool, format string, value ...any) {
+		if is {
+			words = append(words, name+" "+fmt.Sprintf(format, value...))
+		}
+	}
+	add("rate", o.Rate != 0, "%g Mb/s", float64(o.Rate)/1e6)
+	add("latency", o.Latency != 0, "%v", time.Duration(o.Latency))
+	for _, i := range []struct {
+		name string
+		Injection
+	}{{"loss", o.Loss}, {"corrupt", o.Corrupt}, {"corrupt_flagged", o.CorruptFlagged}, {"overrun", o.Overrun}} {
+		add(i.name, i.Every != 0, "every %d", i.Every)
+		add(i.name, i.Probability != 0, "%g", i.Probability)
+	}
+	add("lanes", o.TrainedLanes != 0, "%d", o.TrainedLanes)
+	add("generation", o.TrainedGen != 0, "%d", o.TrainedGen)
+	add("training", o.Training != 0, "%v", time.Duration(o.Training))
+	if len(words) == 0 {
+		return "perfect"
+	}
+	return strings.Join(words, ", ")
 }
 
 func (s Step) out() time.Duration {

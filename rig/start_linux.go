@@ -122,36 +122,59 @@ func (r *Rig) Settled(t TB) {
 	}
 }
 
-// Renew brings a rig that another test has used to where it began: all hosts
-// on, their drivers loaded anew, all cables plugged or not as the topology has
-// it, with the options that they had. Kernel reports fail the test that calls
-// it, when that ends. Files and processes that the other test has left in the
-// guests stay, so a test that leaves such things takes a rig of its own.
+// Renew brings a rig that another test has used to where it began: Heal, and
+// all drivers loaded anew. Kernel reports fail the test that calls it, when that
+// ends. Files and processes that the other test has left in the guests stay, so a
+// test that leaves such things takes a rig of its own.
 func (r *Rig) Renew(t TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), bootPatience)
 	defer cancel()
-	if err := r.Restore(ctx); err != nil {
+	err := r.Heal(ctx)
+	// One after the other: see UnloadDriver.
+	for _, h := range r.hosts {
+		if err == nil {
+			err = h.renew(ctx)
+		}
+	}
+	if err == nil {
+		err = r.Settle(ctx)
+	}
+	if err != nil {
 		t.Fatalf("bring the rig back to where it began: %v", err)
 	}
 	t.Cleanup(func() { r.finish(t) })
 }
 
-// Restore is Renew for those who are no test.
-func (r *Rig) Restore(ctx context.Context) error {
+// renew loads the driver anew, or unloads it where it is not loaded at boot.
+func (h *Host) renew(ctx context.Context) error {
+	h.rig.mu.Lock()
+	loaded := h.driver
+	h.rig.mu.Unlock()
+	if loaded {
+		if err := h.UnloadDriver(ctx); err != nil {
+			return err
+		}
+	}
+	if h.spec.Bare {
+		return nil
+	}
+	return h.LoadDriver(ctx)
+}
+
+// Heal switches all hosts on and plugs or pulls the cables as the topology has
+// it, with the options that they began with, and waits until all hosts show it.
+func (r *Rig) Heal(ctx context.Context) error {
 	for _, c := range r.cables {
-		if err := c.restore(); err != nil {
+		if err := c.heal(ctx); err != nil {
 			return err
 		}
 	}
 	err := r.each(func(h *Host) error {
-		if !h.On() {
-			return h.Boot(ctx)
-		}
-		if h.spec.Bare {
+		if h.On() {
 			return nil
 		}
-		return h.ReloadDriver(ctx)
+		return h.Boot(ctx)
 	})
 	if err != nil {
 		return err
@@ -159,16 +182,24 @@ func (r *Rig) Restore(ctx context.Context) error {
 	return r.Settle(ctx)
 }
 
-// restore gives a cable its first options.
-func (c *Cable) restore() error {
+// heal gives a cable its first options.
+func (c *Cable) heal(ctx context.Context) error {
+	lanes, speed := c.up()
 	if err := c.SetOptions(c.spec.Options); err != nil {
 		return err
 	}
-	switch {
-	case c.spec.Options.Unplugged && c.Plugged():
+	if !c.Plugged() {
+		if !c.spec.Options.Unplugged {
+			c.Plug()
+		}
+		return nil
+	}
+	if c.spec.Options.Unplugged {
 		c.Unplug()
-	case !c.spec.Options.Unplugged && !c.Plugged():
-		c.Plug()
+		return nil
+	}
+	if l, s := c.would(); l != lanes || s != speed { // it has to train again
+		return c.Flap(ctx, 0)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"sync"
 	"time"
 
 	"tbcluster/api/fault"
@@ -21,14 +22,22 @@ const maxTrafficCables = 1 << 14
 // until they have carrier. The addresses are of a network of the cable's own, a
 // /30 in 10.76.0.0/16: .1 at its first end and .2 at its second.
 func (c *Cable) Address(ctx context.Context) error {
+	// Both at once: thunderbolt_net logs in when its interface goes up, and tries
+	// again only seconds later where the other end was not ready.
+	var errs [2]error
+	var both sync.WaitGroup
 	for i, e := range c.ends() {
-		n, err := e.host.WaitInterface(ctx, e.port)
-		if err != nil {
-			return err
-		}
-		if _, err := e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), n.Name, n.Name)); err != nil {
-			return err
-		}
+		both.Go(func() {
+			n, err := e.host.WaitInterface(ctx, e.port)
+			if err == nil {
+				_, err = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), n.Name, n.Name))
+			}
+			errs[i] = err
+		})
+	}
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
 	}
 	for _, e := range c.ends() {
 		if _, err := e.host.WaitCarrier(ctx, e.port); err != nil {

@@ -46,7 +46,7 @@ var weights = []struct {
 	do     Action
 	weight int
 }{
-	{DoTraffic, 8}, {DoFlap, 6}, {DoUnplug, 4}, {DoPlug, 12}, {DoReload, 3}, {DoCrash, 1}, {DoBoot, 12}, {DoWire, 3},
+	{DoTraffic, 8}, {DoFlap, 6}, {DoUnplug, 4}, {DoPlug, 12}, {DoReload, 3}, {DoCrash, 2}, {DoBoot, 12}, {DoWire, 3},
 }
 
 // Next returns the next step and takes it as done.

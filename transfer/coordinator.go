@@ -149,7 +149,7 @@ func (c *coordinator) copy(ctx context.Context) ([]string, error) {
 func (c *coordinator) check() error {
 	o := c.job.Options
 	if len(c.job.Sources) == 0 {
-		return fault.Newf(fault.Usage, "write SOURCE... DESTINATION", "nothing to copy")
+		return fault.Newf(fault.Usage, "write SOURCE... DESTINATION", "there is nothing to copy")
 	}
 	if _, err := manifest.ParseFilter(o.Filters); err != nil {
 		return err
@@ -275,7 +275,7 @@ func (c *coordinator) note(p *peer, k kind, body json.RawMessage) error {
 			return err
 		}
 		if n.Fault == nil {
-			return fault.Newf(fault.Protocol, "", "a problem without words from %s", p.name)
+			return fault.Newf(fault.Protocol, "", "%s says nothing of its problem", p.name)
 		}
 		if k == kFatal {
 			c.abort(n.Fault.fault())

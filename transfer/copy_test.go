@@ -325,7 +325,7 @@ func TestADryRunSaysAndDoesNothing(t *testing.T) {
 	c.mustCp(Options{Filters: []string{"+old", "-*"}}, "alpha:d/", "beta:d")
 	before := names(t, c.home("beta"))
 	r := c.mustCp(Options{DryRun: true}, "alpha:d", "beta:")
-	if want := []string{"link d/link -> new", "copy 12 d/new", "have 3 d/old"}; !slices.Equal(r.Lines, want) {
+	if want := []string{"link d/link -> new", "copy 12 bytes d/new", "have 3 bytes d/old"}; !slices.Equal(r.Lines, want) {
 		t.Errorf("said %q, want %q", r.Lines, want)
 	}
 	if got := names(t, c.home("beta")); !slices.Equal(got, before) {

@@ -111,9 +111,9 @@ func line(a action, e manifest.Entry, all []manifest.Entry, targets []string) []
 	}
 	switch {
 	case a == skip && e.Kind == manifest.File:
-		return [][]byte{fmt.Appendf(nil, "have %d %s", e.Size, t)}
+		return [][]byte{fmt.Appendf(nil, "have %d bytes %s", e.Size, t)}
 	case a == send:
-		return [][]byte{fmt.Appendf(nil, "copy %d %s", e.Size, t)}
+		return [][]byte{fmt.Appendf(nil, "copy %d bytes %s", e.Size, t)}
 	case a == create:
 		return [][]byte{fmt.Appendf(nil, "make %s/", t)}
 	case a == link && e.Kind == manifest.Symlink:

@@ -138,7 +138,7 @@ func (d *destination) digestFile(ctx context.Context, i int) (sum []byte, err er
 	d.mu.Lock()
 	if i < 0 || i >= len(d.plan.targets) || d.tree == nil {
 		d.mu.Unlock()
-		return nil, fault.Newf(fault.Protocol, "", "no file %d here", i)
+		return nil, fault.Newf(fault.Protocol, "", "this transfer has no file %d", i)
 	}
 	rel, t := d.plan.targets[i], d.tree
 	d.mu.Unlock()

@@ -25,16 +25,16 @@ type Endpoint struct {
 func ParseEndpoint(s string) (Endpoint, error) {
 	const fix = "write PATH, NODE:PATH or [ADDRESS]:PATH; a local name with a colon is written ./NAME"
 	if s == "" {
-		return Endpoint{}, fault.Newf(fault.Usage, fix, "an empty path")
+		return Endpoint{}, fault.Newf(fault.Usage, fix, "the path is empty")
 	}
 	if strings.ContainsRune(s, 0) {
-		return Endpoint{}, fault.Newf(fault.Usage, fix, "a path with a NUL byte")
+		return Endpoint{}, fault.Newf(fault.Usage, fix, "the path has a NUL byte")
 	}
 	if s[0] == '[' {
 		// Only "]:" makes it an address: a local file may be named "[x]".
 		if node, path, ok := strings.Cut(s[1:], "]:"); ok && !strings.Contains(node, "/") {
 			if node == "" {
-				return Endpoint{}, fault.Newf(fault.Usage, fix, "no address between the brackets of %q", s)
+				return Endpoint{}, fault.Newf(fault.Usage, fix, "no address is between the brackets of %q", s)
 			}
 			return Endpoint{Node: node, Path: path}, nil
 		}
@@ -44,7 +44,7 @@ func ParseEndpoint(s string) (Endpoint, error) {
 		return Endpoint{Path: s}, nil
 	}
 	if colon == 0 {
-		return Endpoint{}, fault.Newf(fault.Usage, fix, "no node before the colon of %q", s)
+		return Endpoint{}, fault.Newf(fault.Usage, fix, "no node is before the colon of %q", s)
 	}
 	return Endpoint{Node: s[:colon], Path: s[colon+1:]}, nil
 }

@@ -145,7 +145,7 @@ type LinkProgress struct {
 // Result is how a transfer ended.
 type Result struct {
 	Progress
-	// Lines of a dry run, one for each thing that would be done: "copy 4096
+	// Lines of a dry run, one for each thing that would be done: "copy 4096 bytes
 	// a/b", "have 12 c", "link d -> e", "make f/".
 	Lines []string
 	// Problems are the files that were not copied and why, the first 100.

@@ -324,7 +324,7 @@ func (m *pathManager) judge() error {
 				why = u.why
 			}
 		}
-		return fault.New(fault.Connection, "no link from "+r.src.name+" to "+m.c.dst.name, why,
+		return fault.New(fault.Connection, "no link leads from "+r.src.name+" to "+m.c.dst.name, why,
 			"plug the cable in (tbcluster status shows links), then run the same command again: it goes on where this one ended").At(m.c.dst.name)
 	}
 	m.c.set(state, phase)

@@ -118,7 +118,7 @@ func (s *source) lookup(i int) (manifest.Entry, string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if i < s.first || i >= s.first+len(s.entries) || s.entries[i-s.first].Kind != manifest.File {
-		return manifest.Entry{}, "", fault.Newf(fault.Protocol, "use the same version of tbcluster on both nodes", "no file %d in this transfer", i)
+		return manifest.Entry{}, "", fault.Newf(fault.Protocol, "use the same version of tbcluster on both nodes", "this transfer has no file %d", i)
 	}
 	e := s.entries[i-s.first]
 	abs := string(s.roots[e.Root-s.firstRoot].Abs)

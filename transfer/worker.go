@@ -286,7 +286,7 @@ func (w *worker) tellCount(last *countNote) {
 func (w *worker) expand(p place) (string, error) {
 	path, dir := string(p.Path), string(p.Dir)
 	if strings.ContainsRune(path, 0) || strings.ContainsRune(dir, 0) {
-		return "", fault.Newf(fault.Usage, "", "a path with a NUL byte")
+		return "", fault.Newf(fault.Usage, "", "the path has a NUL byte")
 	}
 	if filepath.IsAbs(path) {
 		return path, nil

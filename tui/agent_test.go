@@ -911,7 +911,7 @@ func TestCommandsRunFromTheScreen(t *testing.T) {
 		},
 		Complete: func(_ context.Context, args []string) []string {
 			if slices.Equal(args, []string{"logs", "qw"}) {
-				return []string{"qwen-235b"}
+				return []string{"smol", "qwen-235b"}
 			}
 			return nil
 		},

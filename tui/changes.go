@@ -43,7 +43,7 @@ func changes(before, after *pb.ClusterState) []line {
 	diff(before.GetNodes(), after.GetNodes(), func(was, is *pb.Node) {
 		w := say(nodeWords, is.GetState())
 		switch {
-		case was == nil || was.GetState() != is.GetState() || was.GetReason() != is.GetReason():
+		case was == nil || was.GetState() != is.GetState(): // why it is so differs with each try to reach it
 			add(w.ink, "node %s: %s%s", is.GetName(), w.text, because(is.GetReason()))
 		case was.GetIncarnation() != is.GetIncarnation():
 			add(plainInk, "node %s: its agent was started again", is.GetName())

@@ -145,9 +145,7 @@ func (b *bareText) lines(w int) (out []string) {
 			continue
 		}
 		// Cut hard: a line that was wrapped at words would be pasted as two.
-		for _, part := range strings.Split(ansi.Hardwrap(l, max(w, 1), true), "\n") {
-			out = append(out, part)
-		}
+		out = append(out, strings.Split(ansi.Hardwrap(l, max(w, 1), true), "\n")...)
 	}
 	return out
 }

@@ -358,7 +358,7 @@ func (p *sheet) transfer(t *pb.Transfer) string {
 	w := say(transferWords, t.GetState())
 	p.word("state", w, "", nil)
 	if e := t.GetError(); e != nil {
-		p.fact("failed", badInk, e.GetWhat())
+		p.fact("✕ what", badInk, e.GetWhat())
 		p.fact("where", plainInk, e.GetWhere())
 		p.fact("why", plainInk, e.GetWhy())
 		p.fact("to do", boldInk, e.GetFix())

@@ -38,7 +38,7 @@ func (x *trouble) draw(m *Model, w, h int) []string {
 // faultLines is an error on w cells.
 func faultLines(t theme, f *fault.Fault, w int) []string {
 	p := &sheet{theme: t, w: w}
-	p.fact("✕ failed", badInk, f.What)
+	p.fact("✕ what", badInk, f.What)
 	p.fact("where", plainInk, f.Where)
 	p.fact("why", plainInk, f.Why)
 	p.fact("to do", boldInk, f.Fix)

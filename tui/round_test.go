@@ -45,7 +45,7 @@ func cabledAtRandom(r *rand.Rand, n, cables int) *pb.ClusterState {
 func TestDrawingsOfManyNodesAreWholeOrNotMade(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 8))
 	drawn, tried := map[int]int{}, map[int]int{}
-	for range 600 {
+	for range 120 {
 		n := 5 + r.IntN(4)
 		s := cabledAtRandom(r, n, n-1+r.IntN(n))
 		m := screen(t, s, 80+r.IntN(80), 24+r.IntN(30))

@@ -3,7 +3,6 @@ package tui
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -57,10 +56,16 @@ type completedMsg struct {
 // finish puts in what all the candidates for the last word have in common.
 func (y *typing) finish(candidates []string) {
 	y.hints = nil
-	candidates = slices.Clone(candidates)
-	for i := range candidates {
-		candidates[i] = clean(candidates[i])
+	s := y.String()
+	cutAt := strings.LastIndexByte(s, ' ') + 1
+	var fit []string
+	for _, c := range candidates {
+		// Some complete to all there is and leave it to the shell to choose.
+		if c = clean(c); strings.HasPrefix(c, s[cutAt:]) {
+			fit = append(fit, c)
+		}
 	}
+	candidates = fit
 	if len(candidates) == 0 {
 		y.hints = []string{"nothing fits"}
 		return
@@ -72,8 +77,6 @@ func (y *typing) finish(candidates []string) {
 		}
 	}
 	common = strings.ToValidUTF8(common, "")
-	s := y.String()
-	cutAt := strings.LastIndexByte(s, ' ') + 1
 	if len(common) > len(s)-cutAt || len(candidates) == 1 {
 		s = s[:cutAt] + common
 		if len(candidates) == 1 {

@@ -103,7 +103,11 @@ func Path(uid int, getenv func(string) string) string {
 	if d := getenv("XDG_CONFIG_HOME"); filepath.IsAbs(d) {
 		return filepath.Join(d, "tbcluster", "config.toml")
 	}
-	return filepath.Join(getenv("HOME"), ".config", "tbcluster", "config.toml")
+	home := getenv("HOME")
+	if !filepath.IsAbs(home) {
+		home = "/" // as of a user without one
+	}
+	return filepath.Join(home, ".config", "tbcluster", "config.toml")
 }
 
 // Load reads the file at path; one that does not exist gives the defaults.
@@ -132,14 +136,14 @@ func Parse(path string, data []byte) (Config, error) {
 		if n := lineOf(string(data), key); n > 0 {
 			where = fmt.Sprintf("%s line %d", path, n)
 		}
-		return Config{}, (&fault.Fault{Reason: fault.ConfigInvalid, What: "read the configuration", Why: key + ": " + why,
+		return Config{}, (&fault.Fault{Reason: fault.ConfigInvalid, What: "cannot read the configuration", Why: key + ": " + why,
 			Fix: "correct it; `tbcluster config show` explains every key"}).At(where).With("key", key)
 	}
 	return c, nil
 }
 
 func decodeFault(path string, err error) error {
-	f := &fault.Fault{Reason: fault.ConfigInvalid, What: "read the configuration", Where: path, Err: err,
+	f := &fault.Fault{Reason: fault.ConfigInvalid, What: "cannot read the configuration", Where: path, Err: err,
 		Fix: "correct it; `tbcluster config show` explains every key"}
 	var strict *toml.StrictMissingError
 	var de *toml.DecodeError

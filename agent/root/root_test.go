@@ -453,6 +453,34 @@ func TestProgramsOfOthersAreNotRun(t *testing.T) {
 	}
 }
 
+// An agent cannot take all of the machine's processes.
+func TestWorkersAreBounded(t *testing.T) {
+	f := serve(t, t.TempDir(), newMachine())
+	me := host.Asker{Socket: client(t)}
+	f.server.workers.Store(maxWorkers - 1)
+	c, _, err := f.Worker(t.Context(), me, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := f.Worker(t.Context(), me, false); !fault.Is(err, fault.Denied) {
+		t.Errorf("one too many: %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(time.Minute); f.server.workers.Load() != maxWorkers-1; time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatal("a worker that has ended still counts")
+		}
+	}
+	if c, _, err = f.Worker(t.Context(), me, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // What the shim reads is what was checked: one program, by its real path.
 func TestARankIsWhatWasChecked(t *testing.T) {
 	dir := t.TempDir()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"tbcluster/api/fault"
 	"tbcluster/host"
@@ -57,6 +58,7 @@ type Server struct {
 	people  *people
 	ranks   *ranks
 	sockets sockets
+	workers atomic.Int32 // that run
 }
 
 // NewServer opens the state and returns a server that has changed nothing yet.
@@ -142,7 +144,7 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 	switch q.Kind {
 	case KindApply, KindRevert:
 		if q.Change == nil {
-			return nil, fault.Newf(fault.Protocol, "", "%s without a change", q.Kind)
+			return nil, fault.Newf(fault.Protocol, "", "%s has no change", q.Kind)
 		}
 		if q.Kind == KindApply {
 			return nil, s.changes.apply(ctx, *q.Change)
@@ -167,7 +169,7 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 		if err != nil {
 			return nil, err
 		}
-		control, pid, err := startWorker(s.opt.Program, u)
+		control, pid, err := s.startWorker(u)
 		r.User, r.PID = &u, pid
 		return control, err
 	case KindRankStart:

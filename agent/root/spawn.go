@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"tbcluster/api/fault"
 	"tbcluster/host/proc"
 )
 
@@ -56,9 +57,26 @@ func home(u User) string {
 	return "/"
 }
 
+// maxWorkers bounds the workers at a time: far more than a node has transfers, far
+// fewer than would take the machine's processes.
+const maxWorkers = 256
+
 // startWorker starts a worker and returns its control stream. The worker ends
 // when the stream does.
-func startWorker(program string, u User) (*os.File, int, error) {
+func (s *Server) startWorker(u User) (*os.File, int, error) {
+	if s.workers.Add(1) > maxWorkers {
+		s.workers.Add(-1)
+		return nil, 0, fault.Newf(fault.Denied, "wait until some transfers have ended", "%d workers run on this node already", maxWorkers)
+	}
+	control, pid, err := startWorker(s.opt.Program, u, func() { s.workers.Add(-1) })
+	if err != nil {
+		s.workers.Add(-1)
+	}
+	return control, pid, err
+}
+
+// startWorker calls ended when the worker has; not where it never was.
+func startWorker(program string, u User, ended func()) (*os.File, int, error) {
 	ours, theirs, err := socketpair()
 	if err != nil {
 		return nil, 0, err
@@ -75,7 +93,10 @@ func startWorker(program string, u User) (*os.File, int, error) {
 	if err != nil {
 		return nil, 0, errors.Join(fmt.Errorf("start a worker as %s: %w", u.Name, err), ours.Close())
 	}
-	go func() { _ = cmd.Wait() }() // its end is seen on the stream
+	go func() {
+		_ = cmd.Wait() // its end is seen on the stream
+		ended()
+	}()
 	return ours, cmd.Process.Pid, nil
 }
 

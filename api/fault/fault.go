@@ -159,7 +159,7 @@ var Table = map[Reason]Entry{
 // Fault is an error for people. What is required; the rest may be empty.
 type Fault struct {
 	Reason Reason
-	What   string // what failed: "copy models/x.gguf to beta"
+	What   string // what failed, as a statement: "cannot copy models/x.gguf to beta"
 	Where  string // node, file, rank: "beta:/home/ada/models"
 	Why    string // the cause, in its own words: "no space left on device"
 	Fix    string // what to do: "free 94 MB there, or choose another directory"
@@ -169,18 +169,20 @@ type Fault struct {
 	Err error
 }
 
-// New returns a Fault. Why is taken from err when err is not nil.
+// New returns a Fault. What is a statement ("no node is called gamma") or what
+// was being done, beginning with the verb ("copy x to beta"), which becomes
+// "cannot copy x to beta". Why is taken from err when err is not nil.
 func New(r Reason, what string, err error, fix string) *Fault {
-	f := &Fault{Reason: r, What: what, Fix: fix, Err: err}
+	f := &Fault{Reason: r, What: statement(what), Fix: fix, Err: err}
 	if err != nil {
 		f.Why = err.Error()
 	}
 	return f
 }
 
-// Newf returns a Fault with a formatted What.
+// Newf returns a Fault with a formatted What, as New takes it.
 func Newf(r Reason, fix, format string, args ...any) *Fault {
-	return &Fault{Reason: r, What: fmt.Sprintf(format, args...), Fix: fix}
+	return &Fault{Reason: r, What: statement(fmt.Sprintf(format, args...)), Fix: fix}
 }
 
 // At returns a copy of f with Where set: f may be somebody else's too.

@@ -87,7 +87,7 @@ func TestAFaultTravels(t *testing.T) {
 func TestAFaultWithOddBytesTravels(t *testing.T) {
 	f := New(FileMissing, "read caf\xe9", errors.New("no such file: caf\xe9"), "look at caf\xe9").At("beta:caf\xe9").With("path", "caf\xe9")
 	got := travel(f)
-	if got.Reason != FileMissing || got.Exit() != ExitPartial || !strings.HasPrefix(got.What, "read caf") || !strings.HasPrefix(got.Meta["path"], "caf") {
+	if got.Reason != FileMissing || got.Exit() != ExitPartial || !strings.HasPrefix(got.What, "cannot read caf") || !strings.HasPrefix(got.Meta["path"], "caf") {
 		t.Errorf("it became %+v", got)
 	}
 }
@@ -149,4 +149,31 @@ func FuzzFaultsTravel(f *testing.F) {
 			t.Errorf("what %q became %q", what, got.What)
 		}
 	})
+}
+
+func TestEveryWhatIsAStatement(t *testing.T) {
+	for what, want := range map[string]string{
+		"copy models/x.gguf to beta":   "cannot copy models/x.gguf to beta",
+		"pair":                         "cannot pair",
+		"wait for the lock of the lab": "gave up waiting for the lock of the lab",
+		"no node is called \"gamma\"":  "no node is called \"gamma\"",
+		"cannot copy models/x.gguf":    "cannot copy models/x.gguf",
+		"reading stopped":              "reading stopped",
+		"delete 3 files at once?":      "delete 3 files at once?",
+		"copyright.txt is not a model": "copyright.txt is not a model",
+		"pairing failed":               "pairing failed",
+		"":                             "",
+	} {
+		if got := New(Internal, what, nil, "").What; got != want {
+			t.Errorf("%q became %q, want %q", what, got, want)
+		}
+		if got := Newf(Internal, "", "%s", what).What; got != want {
+			t.Errorf("%q became %q, want %q", what, got, want)
+		}
+	}
+	// What has travelled is not changed again.
+	f := New(FileIO, "read the list", nil, "")
+	if got := travel(f); got.What != "cannot read the list" {
+		t.Errorf("it became %q", got.What)
+	}
 }

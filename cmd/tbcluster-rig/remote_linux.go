@@ -34,6 +34,9 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 		Short: "Run a command in a host, or a shell",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 && args[1] == "--" {
+				args = append(args[:1:1], args[2:]...)
+			}
 			return ask(cmd.Context(), g, request{Verb: "guest", Args: args, Terminal: g.terminal() && len(args) == 1})
 		},
 	}

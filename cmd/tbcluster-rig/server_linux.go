@@ -198,7 +198,9 @@ var verbs = map[string]struct {
 	do   func(*call, context.Context) error
 }{
 	"guest": {1, (*call).guest},
-	"plug":  {1, func(c *call, _ context.Context) error { return c.cable(func(x *rig.Cable) error { x.Plug(); return nil }) }},
+	"plug": {1, func(c *call, _ context.Context) error {
+		return c.cable(func(x *rig.Cable) error { x.Plug(); return nil })
+	}},
 	"unplug": {1, func(c *call, _ context.Context) error {
 		return c.cable(func(x *rig.Cable) error { x.Unplug(); return nil })
 	}},
@@ -272,7 +274,10 @@ func (c *call) guest(ctx context.Context) error {
 		Terminal: c.Terminal, Columns: c.Columns, Rows: c.Rows,
 	}
 	if len(command.Args) == 0 {
-		command.Args = []string{"sh", "-l"}
+		command.Args = []string{"sh"}
+		if c.Terminal {
+			command.Args = []string{"bash", "--norc"} // for people: with history and completion
+		}
 	}
 	if c.Terminal {
 		command.Env = []string{"TERM=" + c.Term, "PS1=" + h.Name() + ":\\w# "}

@@ -187,18 +187,18 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	g.notef("all hosts run after %.1f s; their kernels look for each other", time.Since(begun).Seconds())
-	if err := r.Settle(ctx); err != nil {
-		return err
-	}
-	g.notef("all cables are found after %.1f s", time.Since(begun).Seconds())
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	serving := server.serve(ctx, r, stop)
 	defer func() { stop(); <-serving }()
 	if o.program != "" {
+		// The agents come up while the kernels are at it.
 		c := cluster.New(r)
 		defer c.Close()
 		if err := c.Up(ctx); err != nil {
+			return err
+		}
+		if err := r.Settle(ctx); err != nil {
 			return err
 		}
 		out, err := r.Hosts()[0].Run(ctx, cluster.Path, "status")
@@ -208,6 +208,10 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 		g.notef("the cluster is up after %.1f s; tbcluster status on host %s says:", time.Since(begun).Seconds(), r.Hosts()[0].Name())
 		fmt.Fprint(g.out, out)
 	} else {
+		if err := r.Settle(ctx); err != nil {
+			return err
+		}
+		g.notef("all cables are found after %.1f s", time.Since(begun).Seconds())
 		fmt.Fprint(g.out, status(r))
 	}
 	if err := r.Verify(ctx); err != nil {

@@ -408,3 +408,13 @@ func deskState() *tbv1.ClusterState {
 func denied() error {
 	return fault.New(fault.Denied, "change the cluster", errors.New("user ada is no owner"), "add ada to owners").At("alpha")
 }
+
+func (x pairingDouble) AddClient(_ context.Context, r *tbv1.AddClientRequest) (*tbv1.AddClientResponse, error) {
+	return &tbv1.AddClientResponse{Client: &tbv1.Member{NodeId: "LLLL-9", Name: r.GetName(), Role: r.GetRole(), Client: true}, Bundle: []byte("a bundle\n")}, nil
+}
+
+func (x pairingDouble) NewIdentity(context.Context, *tbv1.NewIdentityRequest) (*tbv1.NewIdentityResponse, error) {
+	old := x.d.state.GetSelfNodeId()
+	x.d.state = &tbv1.ClusterState{SelfNodeId: "NEW-1"}
+	return &tbv1.NewIdentityResponse{OldNodeId: old, Others: []string{"beta"}}, nil
+}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +21,7 @@ func newConfigCommand(g *globals) *cobra.Command {
 		Short:   "Show the settings and what they mean",
 		GroupID: groupOther,
 		Long: `Nothing has to be configured. There may be one file, /etc/tbcluster/config.toml
-for an agent that runs as root, else ~/.config/tbcluster/config.toml; the agent
+where the agent runs as root, else ~/.config/tbcluster/config.toml; the agent
 reads it when it starts.` + exitHelpAlone(fault.ConfigInvalid),
 	}
 	show := &cobra.Command{
@@ -47,12 +48,28 @@ error with its line.` + exitHelpAlone(fault.ConfigInvalid),
 	return cmd
 }
 
-// configPath returns the file that the caller's agent reads.
+// configPath returns the file that the caller's agent reads: that of root where
+// the machine has an agent that runs as root, whoever asks.
 func configPath(g *globals, file string) string {
 	if file != "" {
 		return file
 	}
+	if _, err := os.Stat(machineSocket(g)); err == nil {
+		return config.Path(0, g.getenv)
+	}
 	return config.Path(os.Getuid(), g.getenv)
+}
+
+// homeText writes a path below the caller's home as people do.
+func homeText(g *globals, path string) string {
+	home := g.getenv("HOME")
+	if !filepath.IsAbs(home) || home == "/" {
+		return path
+	}
+	if rest, ok := strings.CutPrefix(path, filepath.Clean(home)+"/"); ok {
+		return "~/" + rest
+	}
+	return path
 }
 
 // configJSON is `tbcluster config show -o json`.
@@ -87,9 +104,9 @@ func runConfigShow(g *globals, path string) error {
 		return nil
 	}
 	if !exists {
-		g.printf("# %s does not exist: every value is the default.\n", path)
+		g.printf("# %s does not exist, and need not: every value is the default.\n", plain(homeText(g, path)))
 	} else {
-		g.printf("# %s\n", path)
+		g.printf("# %s\n", plain(homeText(g, path)))
 	}
 	writeConfig(g.out, c)
 	return nil

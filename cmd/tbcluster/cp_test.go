@@ -142,9 +142,9 @@ func TestQuietCpSaysNothing(t *testing.T) {
 func TestDryRunPrintsEachLineOnce(t *testing.T) {
 	done := copied()
 	for name, sent := range map[string][][]string{
-		"all at the end": {nil, {"copy 4096 a", "make f/"}},
-		"all each time":  {{"copy 4096 a"}, {"copy 4096 a", "make f/"}, {"copy 4096 a", "make f/"}},
-		"new ones only":  {{"copy 4096 a"}, {"make f/"}},
+		"all at the end": {nil, {"copy 4096 bytes a", "make f/"}},
+		"all each time":  {{"copy 4096 bytes a"}, {"copy 4096 bytes a", "make f/"}, {"copy 4096 bytes a", "make f/"}},
+		"new ones only":  {{"copy 4096 bytes a"}, {"make f/"}},
 	} {
 		var evs []*tbv1.WatchTransferResponse
 		for i, lines := range sent {
@@ -157,7 +157,7 @@ func TestDryRunPrintsEachLineOnce(t *testing.T) {
 		d := startDouble(t, &agentDouble{transfers: evs})
 		r := tb(t, d, "cp", "-n", "a", "beta:")
 		r.wantCode(t, 0)
-		if got := r.out[:strings.Index(r.out, "would copy")]; got != "copy 4096 a\nmake f/\n" {
+		if got := r.out[:strings.Index(r.out, "would copy")]; got != "copy 4096 bytes a\nmake f/\n" {
 			t.Errorf("%s: printed %q", name, got)
 		}
 	}
@@ -198,7 +198,7 @@ func TestCtrlCCancelsTheCopyAndSaysHowToGoOn(t *testing.T) {
 
 func TestDeleteNamesWhatGoesAndAsks(t *testing.T) {
 	done := copied()
-	d := startDouble(t, &agentDouble{transfers: []*tbv1.WatchTransferResponse{{Transfer: done, DryRunLines: []string{"delete old.gguf", "copy 1 new.gguf"}}}})
+	d := startDouble(t, &agentDouble{transfers: []*tbv1.WatchTransferResponse{{Transfer: done, DryRunLines: []string{"delete old.gguf", "copy 1 bytes new.gguf"}}}})
 	r := tb(t, d, "cp", "--delete", "a/", "beta:a/")
 	r.wantCode(t, fault.ExitUsage) // nobody can answer
 	if !strings.HasPrefix(r.err, "delete old.gguf\n") || strings.Contains(r.err, "copy 1") || !strings.Contains(r.err, "--yes") {

@@ -66,7 +66,7 @@ func TestErrorsAreJSONWithJSONOutput(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.err), &doc); err != nil {
 		t.Fatalf("%v in %s", err, r.err)
 	}
-	want := faultJSON{Reason: "DENIED", What: "change the cluster", Where: "alpha", Why: "user ada is no owner", Fix: "add ada to owners", ExitCode: 4}
+	want := faultJSON{Reason: "DENIED", What: "cannot change the cluster", Where: "alpha", Why: "user ada is no owner", Fix: "add ada to owners", ExitCode: 4}
 	if doc.Error.Reason != want.Reason || doc.Error.What != want.What || doc.Error.Where != want.Where || doc.Error.Why != want.Why || doc.Error.Fix != want.Fix || doc.Error.ExitCode != want.ExitCode {
 		t.Errorf("got %+v, want %+v", doc.Error, want)
 	}

@@ -177,6 +177,34 @@ func TestConfigShowIsAFileThatSaysTheSame(t *testing.T) {
 	tb(t, nil, "config", "path", "-o", "json").wantCode(t, 0)
 }
 
+func TestTheConfigurationIsThatOfTheAgentThatIsUsed(t *testing.T) {
+	run := t.TempDir()
+	g := &globals{run: run, getenv: func(k string) string { return map[string]string{"HOME": "/home/ada"}[k] }}
+	if got, want := configPath(g, ""), config.Path(os.Getuid(), g.getenv); got != want {
+		t.Errorf("without an agent of the machine: %s, want %s", got, want)
+	}
+	if err := os.Mkdir(filepath.Join(run, "tbcluster"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(machineSocket(g), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := configPath(g, ""); got != "/etc/tbcluster/config.toml" {
+		t.Errorf("with one that runs as root: %s", got)
+	}
+	for path, want := range map[string]string{
+		"/home/ada/.config/tbcluster/config.toml": "~/.config/tbcluster/config.toml",
+		"/home/adam/x": "/home/adam/x", "/etc/tbcluster/config.toml": "/etc/tbcluster/config.toml",
+	} {
+		if got := homeText(g, path); got != want {
+			t.Errorf("%s is written %s, want %s", path, got, want)
+		}
+	}
+	if got := config.Path(1000, func(string) string { return "" }); !filepath.IsAbs(got) {
+		t.Errorf("without a home the path is %s", got)
+	}
+}
+
 func TestEngineListSaysWhyOneIsMissing(t *testing.T) {
 	s := deskState()
 	s.Nodes[1].Engines = []*tbv1.Engine{{Name: "llamacpp", Reason: "not found; `tbcluster engine install llamacpp` installs it"}}

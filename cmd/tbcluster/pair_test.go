@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -116,10 +118,58 @@ func TestPairMapsAUser(t *testing.T) {
 	}
 }
 
+func TestPairWritesABundleOnceAndForItsOwnerAlone(t *testing.T) {
+	d := startDouble(t, &agentDouble{})
+	file := filepath.Join(t.TempDir(), "laptop.pem")
+	r := tb(t, d, "pair", "--client", "laptop", "--out", file)
+	r.wantCode(t, 0)
+	if got := request[*tbv1.AddClientRequest](t, d); got.GetRole() != tbv1.Role_ROLE_VIEWER || got.GetName() != "laptop" {
+		t.Errorf("asked for %v", got)
+	}
+	i, err := os.Stat(file)
+	if err != nil || i.Mode() != 0o600 {
+		t.Fatalf("%v, %v", i, err)
+	}
+	if !strings.Contains(r.out, file) || !strings.Contains(r.out, "--revoke laptop") {
+		t.Errorf("printed %s", r.out)
+	}
+	r = tb(t, d, "pair", "--client", "laptop", "--out", file, "--role", "admin")
+	r.wantCode(t, fault.ExitFileIO)
+	if data, err := os.ReadFile(file); err != nil || string(data) != "a bundle\n" {
+		t.Errorf("%q, %v", data, err)
+	}
+	r = tb(t, d, "pair", "--client", "tv", "--role", "operator", "-O", "-")
+	r.wantCode(t, 0)
+	if got := request[*tbv1.AddClientRequest](t, d); got.GetRole() != tbv1.Role_ROLE_OPERATOR || r.out != "a bundle\n" {
+		t.Errorf("asked for %v, printed %q", got, r.out)
+	}
+	failing := startDouble(t, &agentDouble{fault: map[string]error{"AddClient": fault.Newf(fault.NodeInUse, "", "taken")}})
+	other := filepath.Join(t.TempDir(), "tv.pem")
+	tb(t, failing, "pair", "--client", "tv", "--out", other).wantCode(t, fault.Table[fault.NodeInUse].Exit)
+	if _, err := os.Stat(other); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+}
+
+func TestPairAsksBeforeANewIdentityAndWaitsForIt(t *testing.T) {
+	d := startDouble(t, &agentDouble{state: &tbv1.ClusterState{SelfNodeId: "AAAA-1"}, members: members()})
+	r := tb(t, d, "pair", "--new-identity")
+	r.wantCode(t, fault.ExitUsage)
+	if !strings.Contains(r.err, "leave the cluster of beta") {
+		t.Errorf("said %s", r.err)
+	}
+	r = tb(t, d, "pair", "--new-identity", "--yes")
+	r.wantCode(t, 0)
+	if !strings.Contains(r.out, "node NEW-1") || !strings.Contains(r.out, "tbcluster pair --revoke AAAA-1") {
+		t.Errorf("printed %s", r.out)
+	}
+}
+
 func TestPairUsage(t *testing.T) {
 	d := startDouble(t, &agentDouble{})
 	for _, args := range [][]string{{"pair", "x", "--list"}, {"pair", "--role", "king"}, {"pair", "--address", "x"},
-		{"pair", "--map", "beta"}, {"pair", "--map", "beta=ada"}, {"pair", "--map", "/x=y"}, {"pair", "--map", "a/b=c", "--list"}} {
+		{"pair", "--map", "beta"}, {"pair", "--map", "beta=ada"}, {"pair", "--map", "/x=y"}, {"pair", "--map", "a/b=c", "--list"},
+		{"pair", "--client", "x", "--new-identity"}, {"pair", "--out", "x"}, {"pair", "--client", "x", "-O", "-", "-o", "json"}} {
 		tb(t, d, args...).wantCode(t, fault.ExitUsage)
 	}
 }

@@ -98,7 +98,7 @@ var ours = []string{
 // Describe returns one server and, for each further node, one RPC server.
 func (a *Adapter) Describe(r spec.Request) ([]spec.Rank, error) {
 	if len(r.Nodes) == 0 {
-		return nil, fault.Newf(fault.Internal, "", "a placement of %s without nodes", r.Model.Name)
+		return nil, fault.Newf(fault.Internal, "", "a placement of %s has no nodes", r.Model.Name)
 	}
 	if err := a.Supports(r.Model, len(r.Nodes)); err != nil {
 		return nil, err
@@ -116,12 +116,12 @@ func (a *Adapter) Describe(r spec.Request) ([]spec.Rank, error) {
 	sum := 0
 	for _, n := range layers {
 		if n < 0 {
-			return nil, fault.Newf(fault.Internal, "", "a placement of %s with %d layers on a node", r.Model.Name, n)
+			return nil, fault.Newf(fault.Internal, "", "a placement of %s has %d layers on a node", r.Model.Name, n)
 		}
 		sum += n
 	}
 	if len(layers) != len(r.Nodes) || sum != r.Model.Layers {
-		return nil, fault.Newf(fault.Internal, "", "a placement of %s with %d of %d layers on %d of %d nodes", r.Model.Name, sum, r.Model.Layers, len(layers), len(r.Nodes))
+		return nil, fault.Newf(fault.Internal, "", "a placement of %s has %d of %d layers on %d of %d nodes", r.Model.Name, sum, r.Model.Layers, len(layers), len(r.Nodes))
 	}
 	ranks := make([]spec.Rank, len(r.Nodes))
 	for i, node := range r.Nodes {

@@ -248,3 +248,23 @@ func TestASilentCableEndsAConnection(t *testing.T) {
 		})
 	}
 }
+
+// A cable that is pulled and plugged in again has an interface of the same name
+// and another number, which package net would take a minute to notice.
+func TestAnInterfaceThatCameBackUnderItsName(t *testing.T) {
+	own := nstest.Own(t)
+	for round := range 3 {
+		far := nstest.New(t)
+		nstest.Cable(t, own, "again", far, "cable0")
+		own.Address("again", "fe80::1/64")
+		far.Address("cable0", "fe80::2/64")
+		serve(t, far, ":7000", "far")
+		if got := says(t, "[fe80::2%again]:7000", BindOptions{Interface: "again"}); got != "far" {
+			t.Errorf("round %d: reached %q", round, got)
+		}
+		own.Cut("again")
+		if _, err := DialContext(t.Context(), "tcp", "[fe80::2%again]:7000", BindOptions{Interface: "again"}); !errors.Is(err, syscall.ENODEV) {
+			t.Errorf("round %d: without it: %v", round, err)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -26,6 +27,10 @@ type BindOptions struct {
 // DialContext connects to addr ("host:port") over network ("tcp", "tcp4",
 // "tcp6", "udp", …) from where o says.
 func DialContext(ctx context.Context, network, addr string, o BindOptions) (net.Conn, error) {
+	addr, err := zoneNow(addr)
+	if err != nil {
+		return nil, err
+	}
 	d := net.Dialer{Control: Control(o.Interface)}
 	if o.Source.IsValid() {
 		local, err := localAddr(network, o.Source)
@@ -52,8 +57,31 @@ func DialContext(ctx context.Context, network, addr string, o BindOptions) (net.
 // Listen listens at addr ("host:port") for connections that arrive by the
 // interface iface; "" for any.
 func Listen(ctx context.Context, network, addr, iface string) (net.Listener, error) {
+	addr, err := zoneNow(addr)
+	if err != nil {
+		return nil, err
+	}
 	l := net.ListenConfig{Control: Control(iface)}
 	return l.Listen(ctx, network, addr)
+}
+
+// zoneNow writes the zone of an address as the number that its interface has
+// now. Package net remembers for a minute which number a name had, and an
+// interface comes back with another one at every replug: until then nothing
+// could be reached over a cable that was pulled and plugged in again.
+func zoneNow(addr string) (string, error) {
+	a, err := netip.ParseAddrPort(addr)
+	if err != nil || a.Addr().Zone() == "" {
+		return addr, nil // a name, or an address that is in no zone
+	}
+	i, err := net.InterfaceByName(a.Addr().Zone())
+	if err != nil {
+		if _, number := strconv.Atoi(a.Addr().Zone()); number == nil {
+			return addr, nil
+		}
+		return "", fmt.Errorf("interface %s: %w", a.Addr().Zone(), syscall.ENODEV)
+	}
+	return netip.AddrPortFrom(a.Addr().WithZone(strconv.Itoa(i.Index)), a.Port()).String(), nil
 }
 
 // ListenPacket opens a packet socket at addr that sends and receives by the

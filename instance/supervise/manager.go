@@ -207,7 +207,7 @@ func (m *Manager) Place(ctx context.Context, who host.Asker, r PlaceRequest) (In
 	r.Name = name
 	r.Ranks = slices.Clone(r.Ranks)
 	if r.Context <= 0 {
-		return Instance{}, fault.Newf(fault.Internal, "", "a placement of %s without a context", r.Model.Name)
+		return Instance{}, fault.Newf(fault.Internal, "", "a placement of %s has no context", r.Model.Name)
 	}
 	if len(r.ServedNames) == 0 {
 		r.ServedNames = []string{r.Model.Name}

@@ -121,7 +121,7 @@ func (r *RemoteRanks) Events(ctx context.Context, instanceID string, emit func(E
 // Node set to the node that asks; that node can act on its own instances only.
 func (l *LocalRanks) Dispatch(ctx context.Context, who host.Asker, kind string, body []byte) ([]byte, error) {
 	if who.Node == "" || who.Node == l.c.NodeID {
-		return nil, fault.Newf(fault.Internal, "", "a request of a rank without the node that asks")
+		return nil, fault.Newf(fault.Internal, "", "a request of a rank lacks the node that asks")
 	}
 	s := l.service(who, who.Node)
 	switch kind {
@@ -140,7 +140,7 @@ func (l *LocalRanks) Dispatch(ctx context.Context, who host.Asker, kind string, 
 	case KindClaims:
 		return handle(body, func(q named) (any, error) { return s.Claims(ctx, q.InstanceID) })
 	}
-	return nil, fault.Newf(fault.Unsupported, "run the same version of tbcluster on every node", "unknown request %q of a rank", kind)
+	return nil, fault.Newf(fault.Unsupported, "run the same version of tbcluster on every node", "a rank has no request %q", kind)
 }
 
 // handle decodes strictly: what is not understood must not be half done.

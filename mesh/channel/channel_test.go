@@ -3,6 +3,7 @@ package channel
 import (
 	"context"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
@@ -204,16 +205,24 @@ func TestRawTLSIsHeldToTheRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := a.key.Certificate()
+	// The certificate of another node, which everybody who talks to it sees, with a
+	// key of its own.
+	_, mine, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	borrowed := tls.Certificate{Certificate: good.Certificate, PrivateKey: mine}
 	two := good
 	two.Certificate = append([][]byte{good.Certificate[0]}, der)
 	for name, c := range map[string]*tls.Config{
-		"TLS 1.2":          {MaxVersion: tls.VersionTLS12, Certificates: []tls.Certificate{good}, NextProtos: []string{echo}},
-		"no protocol":      {Certificates: []tls.Certificate{good}},
-		"unknown protocol": {Certificates: []tls.Certificate{good}, NextProtos: []string{"h2", "tbcluster/9"}},
-		"no certificate":   {NextProtos: []string{echo}},
-		"another key type": {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: ecKey}}, NextProtos: []string{echo}},
-		"two certificates": {Certificates: []tls.Certificate{two}, NextProtos: []string{echo}},
-		"pairing, closed":  {Certificates: []tls.Certificate{good}, NextProtos: []string{Pair}},
+		"TLS 1.2":                         {MaxVersion: tls.VersionTLS12, Certificates: []tls.Certificate{good}, NextProtos: []string{echo}},
+		"no protocol":                     {Certificates: []tls.Certificate{good}},
+		"unknown protocol":                {Certificates: []tls.Certificate{good}, NextProtos: []string{"h2", "tbcluster/9"}},
+		"no certificate":                  {NextProtos: []string{echo}},
+		"another key type":                {Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: ecKey}}, NextProtos: []string{echo}},
+		"the certificate of another node": {Certificates: []tls.Certificate{borrowed}, NextProtos: []string{echo}},
+		"two certificates":                {Certificates: []tls.Certificate{two}, NextProtos: []string{echo}},
+		"pairing, closed":                 {Certificates: []tls.Certificate{good}, NextProtos: []string{Pair}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.InsecureSkipVerify = true

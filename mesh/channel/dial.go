@@ -298,6 +298,7 @@ func words(err error) string {
 		{syscall.ECONNREFUSED, "no agent listens there (connection refused)"},
 		{syscall.EHOSTUNREACH, "no such machine there (no route to host)"},
 		{syscall.ENETUNREACH, "no route there"},
+		{syscall.EADDRNOTAVAIL, "this machine has no address there yet"},
 		{syscall.ENODEV, "the interface is gone"},
 		{context.DeadlineExceeded, "no answer"},
 		{syscall.ETIMEDOUT, "no answer"},

@@ -305,7 +305,7 @@ func (s *Store) Trusted(pub ed25519.PublicKey) (Member, bool) {
 func (s *Store) Introduce(pub ed25519.PublicKey, name string, role Role) (Member, error) {
 	what := "let a node into the cluster"
 	if len(pub) != ed25519.PublicKeySize || role < Viewer || role > Admin {
-		return Member{}, fault.Newf(fault.Usage, "", "%s: no such key or role", what)
+		return Member{}, fault.Newf(fault.Usage, "", "%s is no key or has no role", what)
 	}
 	id := IDOf(pub)
 	err := s.change(func(v *view) ([]payload, error) {

@@ -29,9 +29,11 @@ const (
 	// benchStreams is how many connections load a direction: as many as cp has
 	// over a path.
 	benchStreams = 4
-	benchConns   = 2*benchStreams + 1 // both directions and the round trips
-	benchTrips   = 50
-	benchGreet   = 2 * time.Second // for the token to come
+	// benchConns is how many connections are served at once: those of a direction,
+	// those before that have not quite ended, and as many of strangers.
+	benchConns = 4 * benchStreams
+	benchTrips = 50
+	benchGreet = 2 * time.Second // for the token to come
 	// benchSlack is what connecting and draining may take beside the load.
 	benchSlack = 5 * time.Second
 	// benchBlock is how much is written at once.

@@ -24,7 +24,9 @@ type end struct {
 	x      host.XDomain
 	nic    host.Interface // zero where x has none
 	addr   Address
-	listed bool // the Thunderbolt layer sees it now
+	listed bool   // the Thunderbolt layer sees it now
+	fresh  bool   // it is here for the first time, and nobody knows from where
+	turned uint64 // number of the update by which it appeared or vanished
 
 	peerID   string // node at the far end, by UUIDs
 	peerPort string // port there, by UUIDs or a guess

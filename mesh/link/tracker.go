@@ -32,6 +32,8 @@ type Tracker struct {
 	// is tried now and since when.
 	tries map[group]*try
 	print string // fingerprint of what was last announced
+	// updates counts calls of Update: what one shows has happened at once.
+	updates uint64
 }
 
 type try struct {
@@ -144,6 +146,7 @@ func (t *Tracker) announce() {
 func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.updates++
 	seen := map[key]bool{}
 	for _, d := range tb.Domains {
 		for _, x := range d.Peers {
@@ -151,7 +154,7 @@ func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 			seen[k] = true
 			e := t.ends[k]
 			if e == nil {
-				e = &end{key: k, sessions: map[*session]struct{}{}}
+				e = &end{key: k, fresh: true, sessions: map[*session]struct{}{}}
 				t.ends[k] = e
 			}
 			nic, _ := net.Interface(x.Interface)
@@ -162,6 +165,7 @@ func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 		if !seen[k] && e.listed {
 			t.cfg.Log.Info("link end vanished", "port", e.port, "peer", t.name(e.peer()))
 			e.listed, e.hadNIC, e.nic = false, false, host.Interface{}
+			e.turned, e.fresh = t.updates, false
 			t.disconnect(e)
 			e.unmeet()
 		}
@@ -174,6 +178,7 @@ func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 func (t *Tracker) refresh(e *end, local string, x host.XDomain, nic host.Interface) {
 	if !e.listed {
 		e.listed, e.hadNIC = true, false
+		e.turned = t.updates
 		e.unmeet()
 		t.cfg.Log.Info("link end appeared", "port", e.port, "interface", nic.Name)
 	}
@@ -432,9 +437,11 @@ func (t *Tracker) rotation(g group) int {
 	return c.number
 }
 
-// prune drops ends that are gone for good: whose peer is not known, or whose
-// port has another cable now.
+// prune drops ends that are gone for good: whose peer is not known, whose port
+// has another cable now, or whose cable has come back in another port (as it
+// seems too where the ports got other names).
 func (t *Tracker) prune() {
+	t.pruneMoved()
 	taken := map[string]bool{}
 	for _, e := range t.ends {
 		if e.listed {
@@ -446,5 +453,35 @@ func (t *Tracker) prune() {
 			t.disconnect(e)
 			delete(t.ends, k)
 		}
+	}
+}
+
+// pruneMoved drops, for each end that appeared in another port after one to the
+// same node had vanished, one that had: the one that vanished last before.
+func (t *Tracker) pruneMoved() {
+	var gone, here []*end
+	for _, e := range t.ends {
+		switch {
+		case e.listed && e.fresh && e.peer() != "":
+			here = append(here, e)
+		case !e.listed:
+			gone = append(gone, e)
+		}
+	}
+	slices.SortFunc(here, func(a, b *end) int { return cmp.Compare(a.turned, b.turned) })
+	for _, n := range here {
+		var from *end
+		for _, e := range gone {
+			if e.peerID == n.peer() && e.turned <= n.turned && (from == nil || e.turned > from.turned) {
+				from = e
+			}
+		}
+		if from == nil {
+			continue
+		}
+		n.fresh = false
+		gone = slices.DeleteFunc(gone, func(e *end) bool { return e == from })
+		t.disconnect(from)
+		delete(t.ends, from.key)
 	}
 }

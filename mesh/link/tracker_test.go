@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -562,5 +563,118 @@ func TestAnUnpluggedStrangerIsForgottenAndAPeerIsNot(t *testing.T) {
 	a.tracker.SetPeers(nil)
 	if r := a.tracker.Reports(); len(r) != 0 {
 		t.Errorf("the end of a forgotten peer is kept: %v", r)
+	}
+}
+
+// present are the links that are not down, and all.
+func present(list []*tbclusterv1.Link) (up, all int) {
+	for _, l := range list {
+		if l.State != down {
+			up++
+		}
+	}
+	return up, len(list)
+}
+
+func TestACableThatComesBackInOtherPortsLeavesNothingBehind(t *testing.T) {
+	a, b := newMachine(t, "a", uuidA), newMachine(t, "b", uuidB)
+	ms := []*machine{a, b}
+	w := connect(a, "0-1", b, "0-1", "10.77.1.0/30")
+	other := connect(a, "0-3", b, "0-3", "10.77.2.0/30")
+	await(t, "both proven", ms, func(l []*tbclusterv1.Link) bool { return len(l) == 2 && l[0].State == proven && l[1].State == proven })
+	w.cutNow()
+	await(t, "one down", ms, func(l []*tbclusterv1.Link) bool { up, all := present(l); return up == 1 && all == 2 })
+	// Another cable flaps meanwhile: it is in its own port, and the one that is out
+	// stays out.
+	other.cutNow()
+	await(t, "both down", ms, func(l []*tbclusterv1.Link) bool { up, all := present(l); return up == 0 && all == 2 })
+	other.mend("thunderbolt")
+	await(t, "one back", ms, func(l []*tbclusterv1.Link) bool { up, all := present(l); return up == 1 && all == 2 })
+
+	// The names of the ports change, as a controller that is counted anew does.
+	for _, p := range w.ends {
+		p.m.mu.Lock()
+		p.port = "1-1"
+		p.m.mu.Unlock()
+	}
+	w.mend("thunderbolt")
+	l := await(t, "both proven, and no ghost", ms, func(l []*tbclusterv1.Link) bool {
+		return len(l) == 2 && l[0].State == proven && l[1].State == proven
+	})
+	ports := []string{l[0].A.Port + l[0].B.Port, l[1].A.Port + l[1].B.Port}
+	if slices.Sort(ports); !slices.Equal(ports, []string{"0-30-3", "1-11-1"}) {
+		t.Errorf("ports %v", ports)
+	}
+	// So fast that nobody saw it out.
+	for _, p := range w.ends {
+		p.m.mu.Lock()
+		p.port = "2-1"
+		p.m.mu.Unlock()
+	}
+	w.mend("thunderbolt")
+	await(t, "both proven after a quick move", ms, func(l []*tbclusterv1.Link) bool {
+		return len(l) == 2 && l[0].State == proven && l[1].State == proven
+	})
+	// And one end alone.
+	w.cutNow()
+	await(t, "one down again", ms, func(l []*tbclusterv1.Link) bool { up, all := present(l); return up == 1 && all == 2 })
+	w.ends[0].m.mu.Lock()
+	w.ends[0].port = "0-301"
+	w.ends[0].m.mu.Unlock()
+	w.mend("thunderbolt")
+	await(t, "both proven once more", ms, func(l []*tbclusterv1.Link) bool {
+		return len(l) == 2 && l[0].State == proven && l[1].State == proven
+	})
+}
+
+func TestAnEndRemembersWhatHappenedToIt(t *testing.T) {
+	a, b := newMachine(t, "a", uuidA), newMachine(t, "b", uuidB)
+	ms := []*machine{a, b}
+	for _, m := range ms {
+		m.tracker.cfg.History = openHistory(t, filepath.Join(t.TempDir(), "history.json"))
+	}
+	w := connect(a, "0-1", b, "0-2", "10.77.1.0/30")
+	is := func(state tbclusterv1.LinkState) func([]*tbclusterv1.Link) bool {
+		return func(l []*tbclusterv1.Link) bool { return len(l) == 1 && l[0].State == state }
+	}
+	await(t, "proven", ms, is(proven))
+	for range 3 {
+		w.cutNow()
+		await(t, "down", ms, is(down))
+		w.mend("other")
+		await(t, "proven again", ms, is(proven))
+	}
+	w.setSilent(true)
+	await(t, "silent", ms, is(down))
+	m := Measurement{AToB: 7, BToA: 8, RTT: time.Millisecond, At: day, Duration: time.Second, NegotiatedGbps: 1}
+	if err := a.tracker.Measured("0-1", "b", "0-2", m); err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range [][3]string{{"0-3", "b", "0-2"}, {"0-1", "c", "0-2"}, {"0-1", "b", "0-1"}} {
+		if err := a.tracker.Measured(wrong[0], wrong[1], wrong[2], m); err == nil {
+			t.Errorf("measured a cable that there is not: %v", wrong)
+		}
+	}
+	l := await(t, "with its history", ms, func(l []*tbclusterv1.Link) bool {
+		return l[0].Measurement != nil && len(l[0].FlapHistory) == 4 && len(l[0].FlapHistory[3].SeenBy) == 2
+	})[0]
+	// What it ran at is what the end knows, not what somebody says.
+	if l.Measurement.NegotiatedGbps != 40 || l.MeasuredBytesPerSecond != 7 {
+		t.Errorf("measured %v", l.Measurement)
+	}
+	for i, f := range l.FlapHistory {
+		if len(f.SeenBy) != 2 || f.Reason == "" || (f.BackAt == nil) != (i == 3) {
+			t.Errorf("flap %d: %v", i, f)
+		}
+	}
+	// Everything is on disk when a tracker ends.
+	a.tracker.Close()
+	flaps, got := openHistory(t, a.tracker.cfg.History.path).of("0-1", "b", "0-2", 40)
+	if len(flaps) != 4 || got == nil || got.AToB != 7 {
+		t.Errorf("kept %v, %v", flaps, got)
+	}
+	b.tracker.Forget("a")
+	if r := b.tracker.Reports(); len(r[0].FlapHistory) != 0 {
+		t.Errorf("a node that was forgotten is remembered: %v", r)
 	}
 }

@@ -173,6 +173,10 @@ func (p *Pairer) Join(ctx context.Context, code string, candidates []Candidate) 
 	return p.joinAny(ctx, number, code, fit)
 }
 
+// StageConnect is what "stage" of a fault says where no exchange was begun, so
+// that no try is lost: nobody was reached, or nobody who shows the code.
+const StageConnect = "connect"
+
 const (
 	maxCandidates = 64
 	stagger       = 150 * time.Millisecond
@@ -252,6 +256,9 @@ func (p *Pairer) joinAny(ctx context.Context, number, code string, candidates []
 		if p.mayTry(code) != nil {
 			return identity.Member{}, err // used, or the last try it was
 		}
+	}
+	if f := fault.As(worst); f != nil && len(done) == 0 {
+		return identity.Member{}, f.With("stage", StageConnect)
 	}
 	return identity.Member{}, worst
 }

@@ -1,6 +1,7 @@
 package pair
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -537,6 +538,40 @@ func FuzzFrame(f *testing.F) {
 
 // FuzzPoint has both roles take points of others: no input may panic, and none
 // may be confirmed.
+// FuzzWire has whatever comes over a connection read as messages: no panic, and no
+// more memory than the messages may have.
+func FuzzWire(f *testing.F) {
+	f.Add(hello("4711", make([]byte, 65)), false)
+	f.Add([]byte{0, 0, 0, 2, '{', '}'}, true)
+	f.Add([]byte{255, 255, 255, 255, '{'}, true)
+	f.Fuzz(func(t *testing.T, in []byte, confirmed bool) {
+		w := &wire{rw: struct {
+			io.Reader
+			io.Writer
+		}{bytes.NewReader(in), io.Discard}, confirmed: confirmed}
+		taken := 0
+		for {
+			m, err := w.next()
+			if err != nil {
+				break
+			}
+			taken += len(m.Point) + len(m.MAC) + len(m.Text) + len(m.Name) + len(m.Records)
+			if !confirmed {
+				// As the inviting side does with what nobody has vouched for.
+				if u, v, err := decodePoint(m.Point); err == nil && (u == nil || v == nil) {
+					t.Fatal("half a point")
+				}
+				if len(clean(m.Text)) > 4*200 {
+					t.Fatal("a text without end")
+				}
+			}
+		}
+		if !confirmed && (w.read > maxExchange || taken > maxExchange) {
+			t.Fatalf("%d bytes were read and %d taken before anything was confirmed", w.read, taken)
+		}
+	})
+}
+
 func FuzzPoint(f *testing.F) {
 	key, err := identity.NewKey()
 	if err != nil {

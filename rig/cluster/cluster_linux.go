@@ -122,7 +122,7 @@ func (c *Cluster) Up(ctx context.Context) error {
 		return err
 	}
 	for _, h := range hosts[1:] {
-		if err := c.Pair(ctx, hosts[0], h); err != nil {
+		if err := c.pair(ctx, hosts[0], h); err != nil {
 			return err
 		}
 	}
@@ -135,6 +135,20 @@ func (c *Cluster) Up(ctx context.Context) error {
 	_, err := c.Wait(ctx, hosts[0], fmt.Sprintf("wait for %d proven cables", plugged), func(s Status) bool {
 		return s.Up() == len(hosts) && s.Proven() == plugged
 	})
+	return err
+}
+
+// attempts is how often hosts try to pair: emulated ones on a busy machine are
+// slower than the exchange may be, and the program then says to try again.
+const attempts = 3
+
+func (c *Cluster) pair(ctx context.Context, inviter, joiner *rig.Host) (err error) {
+	for range attempts {
+		var exit *guest.ExitError
+		if err = c.Pair(ctx, inviter, joiner); !errors.As(err, &exit) || exit.Code != fault.ExitDenied {
+			return err
+		}
+	}
 	return err
 }
 

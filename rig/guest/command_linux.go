@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/term"
 
@@ -62,6 +63,7 @@ type Process struct {
 	guest  *Guest
 	args   []string
 	stream *wire.Stream
+	ctx    context.Context // that of Start
 	copied sync.WaitGroup
 	errs   *lastBytes
 	mu     sync.Mutex
@@ -77,8 +79,8 @@ func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{guest: g, args: c.Args, stream: s, errs: &lastBytes{}}
-	output := func(channel int, w io.Writer) {
+	p := &Process{guest: g, args: c.Args, stream: s, ctx: ctx, errs: &lastBytes{}}
+	relay := func(channel int, w io.Writer) {
 		p.copied.Go(func() {
 			if _, err := io.Copy(w, s.Reader(channel)); err != nil {
 				p.mu.Lock()
@@ -96,8 +98,8 @@ func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 	if c.Stderr != nil {
 		stderr = io.MultiWriter(p.errs, c.Stderr)
 	}
-	output(wire.Output, stdout)
-	output(wire.Errors, stderr)
+	relay(wire.Output, stdout)
+	relay(wire.Errors, stderr)
 	if c.Stdin != nil {
 		go func() {
 			in := s.Writer(wire.Input)
@@ -117,13 +119,27 @@ func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 	return p, nil
 }
 
-// Wait waits for the end of the program and of its output. A program that does
-// not end with 0 is an *ExitError.
+// killGrace is how long a program that was killed may take to be gone. One that
+// is stuck in a broken kernel never is.
+const killGrace = 5 * time.Second
+
+// Wait waits for the end of the program and of its output, or for that of
+// Start's context. A program that does not end with 0 is an *ExitError.
 func (p *Process) Wait() error {
+	what := "run " + strings.Join(p.args, " ") + " in"
+	select {
+	case <-p.stream.Done():
+	case <-p.ctx.Done():
+		select {
+		case <-p.stream.Done():
+		case <-time.After(killGrace):
+		}
+		return p.guest.failed(what, context.Cause(p.ctx))
+	}
 	r, err := p.stream.Result()
 	p.copied.Wait()
 	if err != nil {
-		return p.guest.failed("run "+strings.Join(p.args, " ")+" in", err)
+		return p.guest.failed(what, err)
 	}
 	if r.Error != "" {
 		return fault.New(fault.LabFailed, "run "+strings.Join(p.args, " ")+" in guest "+p.guest.o.Name, errors.New(r.Error), "")
@@ -153,16 +169,38 @@ func (p *Process) Resize(columns, rows int) error {
 
 // Run runs a program to its end and returns what it printed on standard output.
 func (g *Guest) Run(ctx context.Context, args ...string) (string, error) {
-	var out bytes.Buffer
+	var out output
 	p, err := g.Start(ctx, Command{Args: args, Stdout: &out})
 	if err != nil {
 		return "", err
 	}
 	err = p.Wait()
-	if ctx.Err() != nil {
-		err = g.failed("run "+strings.Join(args, " ")+" in", context.Cause(ctx))
-	}
 	return out.String(), err
+}
+
+// maxOutput is how much Run and Sh return; Start has no limit.
+const maxOutput = 64 << 20
+
+// output is a buffer that may still be written to by a program that is stuck,
+// when it is read.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.b.Len()+len(b) > maxOutput {
+		return 0, fmt.Errorf("it printed more than %d MB", maxOutput>>20)
+	}
+	return o.b.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
 }
 
 // Sh runs a shell script and returns what it printed on standard output.
@@ -321,7 +359,7 @@ func (g *Guest) Console(ctx context.Context, in, out *os.File) error {
 		name = "vt100"
 	}
 	p, err := g.Start(ctx, Command{
-		Args: []string{"sh", "-l"}, Env: []string{"TERM=" + name, "PS1=" + g.o.Name + ":\\w# "}, Dir: "/root",
+		Args: []string{"bash", "--norc"}, Env: []string{"TERM=" + name, "PS1=" + g.o.Name + ":\\w# "}, Dir: "/root",
 		Stdin: in, Stdout: out, Terminal: true, Columns: columns, Rows: rows,
 	})
 	if err != nil {

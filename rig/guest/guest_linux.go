@@ -482,6 +482,11 @@ func (g *Guest) end(ctx context.Context, kind, what string, done func() (bool, e
 	if err != nil {
 		return g.failed(what, err)
 	}
+	select {
+	case <-stream.Done():
+	case <-ctx.Done():
+		return g.failed(what, context.Cause(ctx))
+	}
 	// Its answer may be lost with the guest; a refusal is not.
 	if r, err := stream.Result(); err == nil && r.Error != "" {
 		return g.failed(what, errors.New(r.Error))

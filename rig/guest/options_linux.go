@@ -58,15 +58,15 @@ type Options struct {
 	// Dir is where console.log and the like are kept; "" is a temporary
 	// directory that Close removes.
 	Dir string
-	// BootTimeout is how long a boot may take; 0 is two minutes.
+	// BootTimeout is how long a boot may take; 0 is five minutes.
 	BootTimeout time.Duration
 }
 
 // NIC is a network interface of a guest.
 type NIC struct {
 	MAC string
-	// Wire is one end of a pair of datagram sockets that carry Ethernet frames
-	// (Switch.Plug gives one). The guest takes it over.
+	// Wire is one end of a pair of datagram sockets, a frame a datagram. The
+	// guest takes it over: Close closes it.
 	Wire *os.File
 }
 
@@ -90,7 +90,7 @@ const maxSocketPath = 107
 // check refuses what cannot be and fills in what is left out.
 func (o *Options) check() error {
 	wrong := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "", "guest "+o.Name+": "+format, args...)
+		return fault.Newf(fault.Usage, "", "guest "+o.Name+" is not set up right: "+format, args...)
 	}
 	switch {
 	case !validName.MatchString(o.Name):
@@ -134,7 +134,7 @@ func (o *Options) check() error {
 		}
 	}
 	if o.BootTimeout == 0 {
-		o.BootTimeout = 2 * time.Minute
+		o.BootTimeout = 5 * time.Minute
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func (s *Store) debugKernel(ctx context.Context, t *Tools) (kernelTree, error) {
 	}
 	p := part{
 		name: "kernel-debug", about: "kernel " + stock.release + " with KASAN, lockdep and the like: about ten minutes", need: 6 << 30,
-		recipe: []string{"2", t.key, stock.release, debugConfig},
+		// Not the chroot: it costs too much to be built anew for another tool there.
+		recipe: []string{"3", stock.release, debugConfig},
 		build:  func(ctx context.Context, dir string) error { return s.buildDebugKernel(ctx, t, stock.release, dir) },
 	}
 	dir, err := s.ensure(ctx, p)

@@ -26,9 +26,10 @@ var guestModules = []string{
 	// What the rig is for.
 	"thunderbolt", "thunderbolt_net",
 	// RDMA.
-	"rdma_rxe", "siw", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "ib_ipoib",
-	// Disks.
-	"ext4", "overlay", "loop", "fuse", "dm-mod", "dm-flakey", "dm-log-writes",
+	"crc32_generic", // which rdma_rxe asks for by name
+	"rdma_rxe", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "ib_ipoib",
+	// Disks; the checksums are a soft dependency, of nf_tables in 6.12 too.
+	"ext4", "crc32c_generic", "crc32c-intel", "overlay", "loop", "fuse", "dm-mod", "dm-flakey", "dm-log-writes",
 	// Networks of a whole system.
 	"nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_reject_inet", "nft_limit", "nft_numgen", "nft_log", "nf_conntrack", "nft_chain_nat", "nft_fib_inet",
 	"sch_netem", "sch_tbf", "sch_htb", "sch_ingress", "sch_fq", "sch_fq_codel", "cls_u32", "cls_matchall", "act_mirred",
@@ -36,20 +37,21 @@ var guestModules = []string{
 	"autofs4", "configfs", "efivarfs", "rtc-cmos",
 }
 
-// guestPrograms are the programs of the chroot that guests have besides busybox,
-// absolute.
+// guestPrograms are the programs of the chroot that guests have besides busybox
+// and dash, absolute. The shell is not that of busybox, which runs the applets
+// of busybox whatever else there is.
 var guestPrograms = []string{
 	"/usr/bin/kmod", "/usr/bin/ip", "/usr/sbin/tc", "/usr/bin/ss", "/usr/bin/rdma", "/usr/sbin/bridge", "/usr/sbin/ethtool", "/usr/bin/ping", "/usr/bin/iperf3", "/usr/sbin/nft", "/usr/bin/lspci",
 	"/usr/bin/tcpdump",
 	"/usr/bin/ibv_devices", "/usr/bin/ibv_devinfo", "/usr/bin/ibv_rc_pingpong",
 	"/usr/bin/ib_write_bw", "/usr/bin/ib_write_lat", "/usr/bin/ib_read_bw", "/usr/bin/ib_read_lat", "/usr/bin/ib_send_bw", "/usr/bin/ib_send_lat",
-	"/usr/sbin/mke2fs", "/usr/sbin/e2fsck",
+	"/usr/sbin/mke2fs", "/usr/sbin/e2fsck", "/usr/bin/unshare", "/usr/bin/nsenter", "/usr/bin/ps", "/usr/bin/pgrep", "/usr/bin/pkill", "/usr/bin/bash",
 }
 
 // dlopened are libraries that no program names: they are opened by name. A
 // pattern that finds nothing is an error, lest something goes missing quietly.
 var dlopened = []string{
-	"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so", "/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav*.so",
+	"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so",
 	"/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/usr/lib/x86_64-linux-gnu/librdmacm.so.1", // for purego and the like
 	"/usr/lib/x86_64-linux-gnu/libnss_files.so.2", "/usr/lib/x86_64-linux-gnu/libgcc_s.so.1", "/usr/lib/x86_64-linux-gnu/libpthread.so.0", "/usr/lib/x86_64-linux-gnu/libdl.so.2",
 }
@@ -62,7 +64,6 @@ var guestFiles = []File{
 	{Path: "/etc/nsswitch.conf", Mode: 0o644, Data: []byte("passwd: files\ngroup: files\nhosts: files dns\n")},
 	{Path: "/etc/os-release", Mode: 0o644, Data: []byte("PRETTY_NAME=\"tbcluster rig\"\nID=tbcluster-rig\n")},
 	{Path: "/etc/libibverbs.d/rxe.driver", Mode: 0o644, Data: []byte("driver rxe\n")},
-	{Path: "/etc/libibverbs.d/siw.driver", Mode: 0o644, Data: []byte("driver siw\n")},
 	{Path: "/bin", Mode: fs.ModeSymlink, Data: []byte("usr/bin")},
 	{Path: "/sbin", Mode: fs.ModeSymlink, Data: []byte("usr/bin")},
 	{Path: "/usr/sbin", Mode: fs.ModeSymlink, Data: []byte("bin")},
@@ -96,7 +97,7 @@ func (s *Store) Boot(ctx context.Context, k Kernel) (Boot, error) {
 	if err != nil {
 		return Boot{}, err
 	}
-	recipe := append([]string{"5", t.key, tree.key, tree.release}, guestModules...)
+	recipe := append([]string{"6", t.key, tree.key, tree.release}, guestModules...)
 	recipe = append(append(append(recipe, guestPrograms...), dlopened...), fmt.Sprint(guestFiles))
 	dir, err := s.ensure(ctx, part{
 		name: "boot-" + string(k), about: "initramfs of " + tree.release + ", seconds", recipe: recipe, need: 300 << 20,
@@ -186,6 +187,9 @@ func addPrograms(ctx context.Context, root string, files map[string]File) error 
 		if err := l.add(p, path.Join("/usr/bin", path.Base(p))); err != nil {
 			return err
 		}
+	}
+	if err := l.add("/usr/bin/dash", "/usr/bin/sh"); err != nil {
+		return err
 	}
 	for _, pattern := range dlopened {
 		found, err := filepath.Glob(filepath.Join(root, pattern))

@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -47,17 +48,23 @@ type apt struct {
 }
 
 func (a *apt) command(ctx context.Context, dir, program string, args ...string) (string, error) {
-	conf := filepath.Join(a.root, "tmp", "rig-apt.conf")
 	text := fmt.Sprintf("Dir \"%s\";\nDir::State::status \"%s/var/lib/dpkg/status\";\nAPT::Architecture \"amd64\";\nAPT::Architectures { \"amd64\"; };\n"+
 		"APT::Sandbox::User \"root\";\nDir::Etc::Trusted \"/etc/apt/trusted.gpg\";\nDir::Etc::TrustedParts \"/etc/apt/trusted.gpg.d/\";\n%s\n",
 		a.root, a.root, strings.Join(a.options, "\n"))
-	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+	conf, err := os.CreateTemp("", "rig-apt-")
+	if err != nil {
 		return "", err
 	}
-	defer os.Remove(conf)
+	defer os.Remove(conf.Name())
+	if _, err := conf.WriteString(text); err != nil {
+		return "", errors.Join(err, conf.Close())
+	}
+	if err := conf.Close(); err != nil {
+		return "", err
+	}
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive", "APT_CONFIG="+conf)
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive", "APT_CONFIG="+conf.Name())
 	return run(ctx, cmd)
 }
 

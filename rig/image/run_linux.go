@@ -74,7 +74,7 @@ func needs(what string, programs ...string) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fault.Newf(fault.Unsupported, "`scripts/deps test` installs them on Debian", "%s: not installed here: %s", what, strings.Join(missing, ", "))
+		return fault.Newf(fault.Unsupported, "`scripts/deps test` installs them on Debian", "%s needs what is not installed here: %s", what, strings.Join(missing, ", "))
 	}
 	return nil
 }

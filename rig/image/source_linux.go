@@ -2,11 +2,14 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"tbcluster/api/fault"
 )
@@ -65,21 +68,63 @@ func field(record, name string) string {
 	return ""
 }
 
-// inWorkspace runs f with a directory inside the chroot, which it removes.
+// inWorkspace runs f with a directory inside the chroot, which it removes. It
+// also removes those of builders that died.
 func (t *Tools) inWorkspace(f func(inside, outside string) error) (err error) {
 	if err := t.fakeProc(); err != nil {
 		return err
 	}
-	outside, err := os.MkdirTemp(filepath.Join(t.root, "tmp"), "rig-")
+	outside, unlock, err := t.newWorkspace()
 	if err != nil {
-		return fault.New(fault.FileIO, "make a directory", err, "").At(t.root)
+		return fault.New(fault.FileIO, "make a directory to build in", err, "").At(t.root)
 	}
-	defer func() {
-		if e := os.RemoveAll(outside); err == nil {
-			err = e
-		}
-	}()
+	defer func() { err = errors.Join(err, os.RemoveAll(outside), unlock()) }()
 	return f(strings.TrimPrefix(outside, t.root), outside)
+}
+
+// newWorkspace makes a directory that is locked as long as its builder lives.
+func (t *Tools) newWorkspace() (dir string, unlock func() error, err error) {
+	tmp := filepath.Join(t.root, "tmp")
+	// While this is held, nobody takes a new directory for a dead builder's.
+	all, err := os.OpenFile(filepath.Join(tmp, "rig.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return "", nil, err
+	}
+	defer all.Close()
+	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
+		return "", nil, err
+	}
+	old, err := filepath.Glob(filepath.Join(tmp, "rig-*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, dir := range old {
+		f, err := os.Open(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // just finished
+		}
+		if err != nil {
+			return "", nil, err
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			err = os.RemoveAll(dir)
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			return "", nil, err
+		}
+	}
+	dir, err = os.MkdirTemp(tmp, "rig-")
+	if err != nil {
+		return "", nil, err
+	}
+	f, err := os.Open(dir)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		return "", nil, errors.Join(err, f.Close(), os.RemoveAll(dir))
+	}
+	return dir, f.Close, nil
 }
 
 // fakeProc gives the chroot the one file of /proc that a build asks for, so that

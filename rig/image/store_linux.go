@@ -40,7 +40,7 @@ type Store struct {
 // Open returns the store of a directory, which it makes. It builds nothing.
 func Open(o Options) (*Store, error) {
 	if runtime.GOARCH != "amd64" {
-		return nil, fault.Newf(fault.Unsupported, "run it on a Linux machine with an amd64 processor", "the rig's guests on %s", runtime.GOARCH)
+		return nil, fault.Newf(fault.Unsupported, "run it on a Linux machine with an amd64 processor", "the rig's guests do not run on %s", runtime.GOARCH)
 	}
 	s := &Store{dir: o.Dir, mirror: o.Mirror, log: o.Log}
 	if s.log == nil {
@@ -57,7 +57,7 @@ func Open(o Options) (*Store, error) {
 		s.dir = filepath.Join(cache, "tbcluster", "rig")
 	}
 	if !filepath.IsAbs(s.dir) {
-		return nil, fault.Newf(fault.Usage, "give an absolute path", "the cache directory %s", s.dir)
+		return nil, fault.Newf(fault.Usage, "give an absolute path", "the cache directory %s is no absolute path", s.dir)
 	}
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make the cache directory", err, "choose another one with XDG_CACHE_HOME").At(s.dir)
@@ -236,8 +236,26 @@ func (s *Store) explain(ctx context.Context, p part, err error) error {
 	return fault.New(fault.FileIO, what, err, "").At(s.dir)
 }
 
-// prune removes parts of the same name that nobody used for long.
+// prune removes parts of the same name that nobody used for long, and what dead
+// builders of such parts have left.
 func (s *Store) prune(p part) error {
+	halves, err := filepath.Glob(filepath.Join(s.dir, p.name+"-*.new-*"))
+	if err != nil {
+		return err
+	}
+	for _, half := range halves {
+		whole, _, _ := strings.Cut(half, ".new-")
+		lock, err := os.OpenFile(whole+".lock", os.O_RDWR, 0)
+		if err != nil {
+			continue // without its lock nobody can say whether it is dead
+		}
+		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			err = s.removeAll(half)
+		}
+		if err = errors.Join(err, lock.Close()); err != nil {
+			return err
+		}
+	}
 	others, err := filepath.Glob(filepath.Join(s.dir, p.name+"-*"))
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ var toolPackages = []string{
 	"libc6-dev", "flex", "bison", "bc", "libelf-dev", "libssl-dev", "libdw1t64", "pahole",
 	// What guests run.
 	"busybox-static", "iproute2", "iputils-ping", "ethtool", "iperf3", "nftables", "tcpdump",
-	"rdma-core", "ibverbs-utils", "perftest", "pciutils",
+	"rdma-core", "ibverbs-utils", "perftest", "pciutils", "procps",
 }
 
 // leftOut are files of packages that nobody reads here.
@@ -38,9 +38,8 @@ var leftOut = []string{"/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/
 // Tools is the chroot: Debian with QEMU, compilers, headers of the kernels and
 // the programs that guests run.
 type Tools struct {
-	root    string
-	key     string
-	options []string // of apt
+	root string
+	key  string
 }
 
 // Root returns the directory of the chroot.
@@ -90,7 +89,6 @@ type bootstrapOptions struct {
 	packages []string
 	pin      string
 	sources  []string // suites
-	skip     []string // of mmdebstrap's steps, besides those that we always skip
 	hooks    []string // shell commands that are run on the finished root, "$1"
 }
 

@@ -1,12 +1,14 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -162,4 +164,17 @@ func (r *reader) service(name string) (Service, bool) {
 		}
 	}
 	return v, v.Key != ""
+}
+
+// sort brings everything into one order.
+func (s *State) sort() {
+	byDevice := func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }
+	slices.SortFunc(s.Domains, func(a, b Domain) int { return cmp.Compare(a.Index, b.Index) })
+	for _, d := range s.Domains {
+		slices.SortFunc(d.Peers, func(a, b Peer) int { return byDevice(a.Device, b.Device) })
+		slices.SortFunc(d.Others, byDevice)
+		for _, p := range d.Peers {
+			slices.SortFunc(p.Services, func(a, b Service) int { return byDevice(a.Device, b.Device) })
+		}
+	}
 }

@@ -1,9 +1,7 @@
 package state
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -123,17 +121,4 @@ func (s State) String() string {
 		}
 	}
 	return b.String()
-}
-
-// sort brings everything into one order.
-func (s *State) sort() {
-	byDevice := func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }
-	slices.SortFunc(s.Domains, func(a, b Domain) int { return cmp.Compare(a.Index, b.Index) })
-	for _, d := range s.Domains {
-		slices.SortFunc(d.Peers, func(a, b Peer) int { return byDevice(a.Device, b.Device) })
-		slices.SortFunc(d.Others, byDevice)
-		for _, p := range d.Peers {
-			slices.SortFunc(p.Services, func(a, b Service) int { return byDevice(a.Device, b.Device) })
-		}
-	}
 }

@@ -40,7 +40,8 @@ func (h *Host) transmitControl() {
 	r := &h.tx[0]
 	table := r.descriptors()
 	if table == nil {
-		h.fabric.fault(r)
+		h.starve()
+		h.fabric.fault(r, r.base, int(r.size)*descriptorSize)
 		return
 	}
 	mem := h.client.Memory
@@ -49,15 +50,20 @@ func (h *Host) transmitControl() {
 		d := at(table, r.cons)
 		word := d.word()
 		n := sizeOf(word)
+		// A copy: the guest could change it between check and use.
+		b := h.control.buffer[:min(n, maxPacket)]
+		there := mem.Read(d.address(), b)
+		if !there && h.starve() {
+			break
+		}
 		r.counters.Frames++
 		r.counters.Bytes += uint64(n)
-		// A copy: the guest could change it between check and use.
-		switch b := h.control.buffer[:min(n, maxPacket)]; {
+		switch {
 		case n > maxPacket:
 			h.control.counters.Malformed++
-		case !mem.Read(d.address(), b):
+		case !there:
 			r.counters.Dropped.DMA++
-			h.fabric.fault(r)
+			h.fabric.fault(r, d.address(), n)
 		default:
 			h.received(uint8(word>>descEOFShift&0xf), b)
 		}
@@ -124,13 +130,15 @@ func (h *Host) deliverControl() {
 		p := &h.control.waiting[0]
 		table := r.descriptors()
 		if table == nil {
-			h.fabric.fault(r)
+			h.starve()
+			h.fabric.fault(r, r.base, int(r.size)*descriptorSize)
 			return
 		}
 		d := at(table, r.prod)
 		b := p.append(h.control.buffer[:0])
 		if !h.client.Memory.Write(d.address(), b) {
-			h.fabric.fault(r)
+			h.starve()
+			h.fabric.fault(r, d.address(), len(b))
 			r.counters.Dropped.DMA++
 			return
 		}

@@ -99,7 +99,7 @@ func (f *Fabric) Connect(a, b *Port, o CableOptions) (*Cable, error) {
 	f.lock()
 	defer f.unlock()
 	if a == b || a.host.fabric != f || b.host.fabric != f {
-		return nil, fault.Newf(fault.Usage, "connect two ports of hosts of this fabric", "a cable from %s to %s", a, b)
+		return nil, fault.Newf(fault.Usage, "connect two ports of hosts of this fabric", "a cable cannot lead from %s to %s", a, b)
 	}
 	for _, p := range []*Port{a, b} {
 		if p.cable != nil {
@@ -230,6 +230,9 @@ func (f *Fabric) rewired() {
 // stir runs every transmit ring that has something to send.
 func (f *Fabric) stir() {
 	for _, h := range f.hosts {
+		if len(h.control.waiting) > 0 {
+			h.deliverControl()
+		}
 		for i := range h.tx {
 			if r := &h.tx[i]; r.cons != r.prod {
 				f.transmit(r)

@@ -829,6 +829,42 @@ func TestAHostThatLosesPowerIsUnplugged(t *testing.T) {
 	}
 }
 
+// The kernel's DMA test sends, stops the ring and takes the path away without
+// waiting for anything.
+func TestWhatWasSentBeforeARingWasStoppedIsSent(t *testing.T) {
+	f := fabric(t, Options{})
+	a, b, c := two(t, f, HostOptions{}, CableOptions{})
+	s := streamOver(c, a, b, 1, 64, 0)
+	s.rx.fill()
+	b.settled()
+	var burst [][2]uint32
+	for i := range 20 {
+		s.post(i, 64)
+		burst = append(burst, [2]uint32{regTXRing + 16 + ringIndices, s.tx.head << 16})
+	}
+	a.client.Multi(vfiouser.RegionBAR0, append(burst, [2]uint32{regTXOptions + 32, 0})...)
+	a.settled()
+	if r := f.Counters().Hosts[1].RX[1]; r.Frames != 20 {
+		t.Errorf("stopped: %d of 20 frames have come", r.Frames)
+	}
+	// The same with the packet that takes the path away.
+	s = streamOver(c, a, b, 2, 64, 0)
+	s.rx.fill()
+	b.settled()
+	for i := range 20 {
+		s.post(i, 64)
+	}
+	p := newPacket(packetWrite, 0, 0, accessWord(spacePaths, 3, 4, 1), 0)
+	raw := p.append(nil)
+	copy(a.tx.bytes[a.tx.head], raw)
+	a.tx.post(len(raw), 2, 2)
+	a.client.Multi(vfiouser.RegionBAR0, [2]uint32{regTXRing + 32 + ringIndices, s.tx.head << 16}, [2]uint32{regTXRing + ringIndices, a.tx.head << 16})
+	a.settled()
+	if r := f.Counters().Hosts[1].RX[2]; r.Frames != 20 {
+		t.Errorf("path taken away: %d of 20 frames have come", r.Frames)
+	}
+}
+
 func TestTwoCablesBetweenTwoHosts(t *testing.T) {
 	f := fabric(t, Options{})
 	ha, hb := addHost(t, f, HostOptions{Name: "a", Ports: 2}), addHost(t, f, HostOptions{Name: "b", Ports: 2})
@@ -974,6 +1010,42 @@ func TestBuffersInSeveralPieces(t *testing.T) {
 	s.rx.next()
 	if !bytes.Equal(pieces(b), want[:300]) {
 		t.Error("what arrived is not what was sent")
+	}
+}
+
+// A virtual IOMMU takes pages away and gives them again.
+func TestMemoryThatIsAwayForAMomentLosesNothing(t *testing.T) {
+	f := fabric(t, Options{})
+	a, b, c := two(t, f, HostOptions{}, CableOptions{})
+	s := streamOver(c, a, b, 1, 64, optionE2E)
+	s.rx.fill()
+	b.settled()
+	for n, d := range []*driver{a, b, a} {
+		if err := d.client.Unmap(guestBase, guestSize); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 10 {
+			s.post(10*n+i, 512)
+		}
+		s.tx.doorbell()
+		if n == 2 { // and a packet
+			p := newPacket(packetRead, 0, 0, accessWord(spaceRouter, 0, 0, 1))
+			a.send(p)
+		}
+		d.settled()
+		if err := d.client.Map(guestBase, guestSize, 0, d.memory.FD, true); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 10 {
+			if got := s.rx.next(); binary.LittleEndian.Uint32(got.bytes) != uint32(10*n+i) {
+				t.Fatalf("frame %d is %d", 10*n+i, binary.LittleEndian.Uint32(got.bytes))
+			}
+		}
+	}
+	a.receive("the answer", func(p *packet) bool { return p.kind == packetRead })
+	k := f.Counters().Hosts
+	if k[0].TX[1].Dropped.Total() != 0 || k[1].RX[1].Dropped.Total() != 0 {
+		t.Errorf("dropped %+v, %+v", k[0].TX[1].Dropped, k[1].RX[1].Dropped)
 	}
 }
 

@@ -53,6 +53,8 @@ type Host struct {
 	hot      bool   // of this piece of work: in Fabric.firing
 	late     uint32 // vectors that throttling has let through in this piece of work
 
+	hungry hunger
+
 	dirtyTX, dirtyRX uint32 // rings that were written to since the last Settle
 	control          controlChannel
 
@@ -75,6 +77,7 @@ func newHost(f *Fabric, o HostOptions) *Host {
 		h.ports = append(h.ports, newPort(h, i))
 	}
 	h.pci = newPCIFunction(o)
+	h.hungry.end = newEvent(func(time.Duration) { f.stirred = true })
 	return h
 }
 
@@ -223,6 +226,7 @@ func (h *Host) Settle() {
 }
 
 func (h *Host) settle() {
+	h.feed()
 	rx := h.dirtyRX
 	h.dirtyRX = 0
 	for i := range h.rx {
@@ -230,9 +234,12 @@ func (h *Host) settle() {
 			h.fabric.buffers(&h.rx[i])
 		}
 	}
-	tx := h.dirtyTX // after the receive rings: buffers of ring 0 let it go on
+	// After the receive rings, because buffers of ring 0 let its packets go on;
+	// and ring 0 last, because packets take paths away from frames that were
+	// sent before.
+	tx := h.dirtyTX
 	h.dirtyTX = 0
-	for i := range h.tx {
+	for i := len(h.tx) - 1; i >= 0; i-- {
 		if tx&(1<<i) != 0 {
 			h.fabric.transmit(&h.tx[i])
 		}
@@ -249,6 +256,7 @@ func (h *Host) reset() {
 	}
 	h.enabled, h.notify, h.raised, h.dmaMisc = 0, 0, 0, 0
 	h.dirtyTX, h.dirtyRX = 0, 0
+	h.hungry.over(h.fabric)
 	h.vectors = [maxHops * 2]uint8{}
 	for i := range h.gates {
 		h.gates[i].reset()

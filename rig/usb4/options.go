@@ -75,7 +75,7 @@ type HostOptions struct {
 
 func (o *HostOptions) complete(seed uint64) error {
 	bad := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "see usb4.HostOptions", "host "+o.Name+": "+format, args...)
+		return fault.Newf(fault.Usage, "see usb4.HostOptions", "host "+o.Name+" is not set up right: "+format, args...)
 	}
 	if o.Name == "" {
 		return fault.Newf(fault.Usage, "give each host a name", "a host without a name")
@@ -168,7 +168,7 @@ func (i Injection) on() bool { return i.Every != 0 || i.Probability != 0 }
 
 func (o CableOptions) check() error {
 	bad := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "see usb4.CableOptions", "cable: "+format, args...)
+		return fault.Newf(fault.Usage, "see usb4.CableOptions", "a cable is not set up right: "+format, args...)
 	}
 	if o.Lanes < 0 || o.Lanes > 2 {
 		return bad("%d lanes, not 1 or 2", o.Lanes)
@@ -181,11 +181,11 @@ func (o CableOptions) check() error {
 
 func (o WireOptions) check() error {
 	if o.Rate < 0 || o.Latency < 0 {
-		return fault.Newf(fault.Usage, "see usb4.WireOptions", "cable: a rate of %d bit/s, a latency of %v", o.Rate, o.Latency)
+		return fault.Newf(fault.Usage, "see usb4.WireOptions", "a cable cannot have a rate of %d bit/s and a latency of %v", o.Rate, o.Latency)
 	}
 	for name, i := range map[string]Injection{"loss": o.Loss, "corruption": o.Corrupt, "flagged corruption": o.CorruptFlagged, "overrun": o.Overrun} {
 		if !(i.Probability >= 0 && i.Probability <= 1) {
-			return fault.Newf(fault.Usage, "give a probability from 0 to 1", "cable: a probability of %v for %s", i.Probability, name)
+			return fault.Newf(fault.Usage, "give a probability from 0 to 1", "a cable cannot have a probability of %v for %s", i.Probability, name)
 		}
 	}
 	return nil

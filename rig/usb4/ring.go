@@ -155,6 +155,11 @@ func (r *ring) writeRegister(options bool, place, v uint32) {
 
 func (r *ring) setOptions(v uint32) {
 	was := r.options
+	if r.transmits && r.enabled() && v&optionEnable == 0 {
+		// What doorbells have asked for before, which Settle has not come to
+		// yet: a device that takes them one by one would have sent it.
+		r.host.fabric.transmit(r)
+	}
 	r.options = v
 	if (was^v)&optionEnable != 0 {
 		r.stop()

@@ -3,6 +3,7 @@
 package usb4
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -57,7 +58,8 @@ func (f *Fabric) buffers(r *ring) {
 func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (bytes int) {
 	table := r.descriptors()
 	if table == nil {
-		f.fault(r)
+		r.host.starve()
+		f.fault(r, r.base, int(r.size)*descriptorSize)
 		return 0
 	}
 	mem := r.host.client.Memory
@@ -83,9 +85,19 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 		if why == arrives {
 			if source = mem.At(d.address(), n, false); source == nil {
 				if source = f.scratch[:n]; !mem.Read(d.address(), source) {
-					f.fault(r)
+					if r.host.starve() {
+						break
+					}
+					f.fault(r, d.address(), n)
 					source, why = nil, causeDMA
 				}
+			}
+		}
+		var flags uint32
+		direct := why == arrives && !rt.wire.delayed()
+		if direct {
+			if flags, why = f.place(to, rt.wire, source, word); why == causeDMA && to.host.starve() {
+				break
 			}
 		}
 		if rt.wire != nil {
@@ -96,6 +108,8 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 			rt.out.count(n, why != arrives && rt.wire == nil)
 		}
 		switch {
+		case direct:
+			f.delivered(rt, to, n, word, r, flags, why)
 		case why != arrives:
 			r.counters.Dropped.add(why)
 			if rt.wire != nil && why != causeInjected {
@@ -104,10 +118,8 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 			if f.traceFrames {
 				f.traceFrame(r, rt, nil, word, n, why, 0)
 			}
-		case rt.wire.delayed():
-			f.launch(r, rt, source, word, arrival)
 		default:
-			f.deliver(rt, to, source, word, r)
+			f.launch(r, rt, source, word, arrival)
 		}
 		d.finish(word | descCompleted)
 		asked |= word
@@ -122,17 +134,14 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 	return bytes
 }
 
-// deliver puts a frame that has crossed the cable into a receive ring.
-func (f *Fabric) deliver(rt *route, to *ring, source []byte, word uint32, from *ring) {
-	n := len(source)
-	w := rt.wire
-	w.arrived(n)
-	peer := to.host
-	peer.ports[w.to].received(n)
+// delivered counts a frame that has crossed the cable, whatever became of it
+// there.
+func (f *Fabric) delivered(rt *route, to *ring, n int, word uint32, from *ring, flags uint32, why cause) {
+	rt.wire.arrived(n)
+	to.host.ports[rt.wire.to].received(n)
 	if rt.in != nil {
 		rt.in.count(n, false)
 	}
-	flags, why := f.place(to, w, source, word)
 	if why != arrives {
 		to.counters.Dropped.add(why)
 	}
@@ -156,7 +165,7 @@ func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uin
 	}
 	table := to.descriptors()
 	if table == nil {
-		f.fault(to)
+		f.fault(to, to.base, int(to.size)*descriptorSize)
 		return 0, causeDMA
 	}
 	d := at(table, to.prod)
@@ -173,7 +182,7 @@ func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uin
 	inPlace := buffer != nil
 	if !inPlace { // in several pieces, or not there at all
 		if buffer = f.scattered[:len(source)]; !mem.Read(d.address(), buffer) || !mem.Write(d.address(), buffer) {
-			f.fault(to)
+			f.fault(to, d.address(), len(source))
 			return 0, causeDMA
 		}
 	}
@@ -200,7 +209,7 @@ func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uin
 }
 
 // fault says once for each ring that its memory cannot be reached.
-func (f *Fabric) fault(r *ring) {
+func (f *Fabric) fault(r *ring, addr uint64, n int) {
 	if r.faulty {
 		return
 	}
@@ -209,5 +218,5 @@ func (f *Fabric) fault(r *ring) {
 	if r.transmits {
 		kind = "transmit"
 	}
-	f.log.Warn("descriptor or buffer of a ring is not in the guest's memory", "host", r.host.name, "ring", r.number, "kind", kind)
+	f.log.Warn("a descriptor or buffer is not in the guest's memory", "host", r.host.name, "ring", r.number, "kind", kind, "address", fmt.Sprintf("%#x", addr), "bytes", n)
 }

@@ -250,7 +250,8 @@ func (f *Fabric) land(w *wire, now time.Duration) {
 				f.traceFrame(fl.from, &rt, fl.to, fl.word, fl.size, causeRingOff, 0)
 			}
 		} else {
-			f.deliver(&rt, fl.to, fl.frame[:fl.size], fl.word, fl.from)
+			flags, why := f.place(fl.to, w, fl.frame[:fl.size], fl.word)
+			f.delivered(&rt, fl.to, fl.size, fl.word, fl.from, flags, why)
 		}
 		f.flight.put(fl.frame)
 	}

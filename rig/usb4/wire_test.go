@@ -5,11 +5,14 @@ package usb4
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"sync"
 	"testing"
 	"time"
+
+	"tbcluster/rig/vfiouser"
 )
 
 // handClock is a clock that a test moves.
@@ -389,38 +392,55 @@ func TestAnAlarmOfTheMachineGoesOffInTime(t *testing.T) {
 	a.Set(now) // and nothing happens
 }
 
-// BenchmarkRaw moves frames of 4 KiB from one guest's memory to another's, the
-// doorbells included, without the guests.
-func BenchmarkRaw(b *testing.B) {
+// BenchmarkFrames moves frames of 4 KiB from one guest's memory to another's:
+// what the fabric costs for each, without QEMU, guests and sockets.
+func BenchmarkFrames(b *testing.B) {
 	for _, c := range []struct {
 		name  string
 		trace bool
-	}{{"plain", false}, {"traced", true}} {
+		batch int
+	}{{"one doorbell for 32", false, 32}, {"one doorbell for each", false, 1}, {"one doorbell for 32, traced", true, 32}} {
 		b.Run(c.name, func(b *testing.B) {
 			f := fabric(b, Options{})
 			if c.trace {
-				f.Trace(discard{}, TraceFilter{})
+				f.Trace(discard{}, TraceFilter{Interrupts: true})
 			}
 			x, y, cable := two(b, f, HostOptions{}, CableOptions{})
 			s := streamOver(cable, x, y, 1, 256, optionE2E)
 			s.rx.fill()
-			b.SetBytes(4096)
+			y.settled()
+			x.settled()
+			doorbell := func(r *driverRing) {
+				bank, _ := r.banks()
+				v := r.head
+				if r.transmits {
+					v <<= 16
+				}
+				h := r.d.host
+				if err := h.Write(vfiouser.RegionBAR0, uint64(bank+ringIndices), binary.LittleEndian.AppendUint32(nil, v)); err != nil {
+					b.Fatal(err)
+				}
+				h.Settle()
+			}
+			b.SetBytes(maxFrame)
+			b.ReportAllocs()
 			b.ResetTimer()
 			for sent := 0; sent < b.N; {
-				n := min(s.tx.room(), s.rx.room()+1, b.N-sent, 64)
-				if n == 0 {
-					n = min(64, b.N-sent)
-				}
+				n := min(c.batch, b.N-sent)
 				for range n {
-					s.tx.post(4096, frameSOF, frameEOF)
+					s.tx.post(maxFrame, frameSOF, frameEOF)
 				}
-				s.tx.doorbell()
-				for got := 0; got < n; got++ {
-					s.rx.next()
+				doorbell(s.tx)
+				for range n {
+					if _, ok := s.rx.completed(); !ok {
+						b.Fatal("a frame did not come")
+					}
+					if _, ok := s.tx.completed(); !ok {
+						b.Fatal("a frame is not done")
+					}
+					s.rx.post(0, 0, 0)
 				}
-				s.rx.fill()
-				for _, ok := s.tx.completed(); ok; _, ok = s.tx.completed() {
-				}
+				doorbell(s.rx)
 				sent += n
 			}
 		})

@@ -56,8 +56,20 @@ var imports = map[string][]string{
 	// knows nothing of guests.
 	"rig/vfiouser": {"api/fault"},
 	"rig/usb4":     {"api/fault", "rig/vfiouser"},
+	"rig/image":    {"api/fault"},
+	"rig/guest":    {"api/fault", "rig/image"},
+	// What runs in a guest is small.
+	"rig/guest/wire":   {},
+	"rig/guest/guestd": {"rig/guest/wire"},
+	// Virtual machines that are joined by it; rig puts them together.
+	"rig":               {"api/fault", "lab"},
+	"rig/state":         {},
+	"rig/probe":         {"host/sock", "rig/state"},
+	"rig/cluster":       {"api/fault", "rig"},
+	"cmd/tbcluster-rig": {"api/fault", "host", "lab", "rig"},
 
-	"scripts/rules": {},
+	"scripts/rules":     {"api/fault"},
+	"scripts/packaging": {},
 }
 
 // testImports says what tests may import besides.
@@ -172,6 +184,7 @@ func TestRulesRefuse(t *testing.T) {
 		{"mesh/link", "transfer"}, {"transfer/tcp", "mesh/channel"}, {"instance/plan", "engine/llamacpp"}, {"engine/llamacpp", "instance/plan"},
 		{"gateway", "instance/supervise"}, {"tui", "agent"}, {"tui", "host"}, {"lab", "agent"}, {"linux", "darwin"}, {"darwin", "linux"},
 		{"host/sock", "linux"}, {"api/fault", "api/tbcluster/v1"}, {"agent", "cmd/tbcluster"}, {"agent/root", "mesh/channel"}, {"agent/root", "api/tbcluster/v1"},
+		{"rig/image", "rig/guest"}, {"rig/guest/wire", "rig/guest"}, {"rig/guest/guestd", "api/fault"}, {"rig/guest", "rig/usb4"}, {"rig/guest", "host"},
 		{"transfer", "api/tbcluster/v1"}, {"instance/supervise", "api/tbcluster/v1"},
 	} {
 		if mayImport(ruleOf(pair[0]), pair[1]) {

@@ -33,7 +33,7 @@ func ParseFilter(rules []string) (Filter, error) {
 	var f Filter
 	for _, s := range rules {
 		if len(s) < 2 || s[0] != '+' && s[0] != '-' {
-			return Filter{}, fault.Newf(fault.Usage, "write +PATTERN to include or -PATTERN to exclude", "filter %q", s)
+			return Filter{}, fault.Newf(fault.Usage, "write +PATTERN to include or -PATTERN to exclude", "filter %q is not right", s)
 		}
 		p := strings.TrimPrefix(s[1:], " ")
 		r := rule{include: s[0] == '+'}
@@ -54,7 +54,7 @@ func ParseFilter(rules []string) (Filter, error) {
 		r.pattern = p
 		r.whole = strings.Contains(p, "/") || strings.Contains(p, "**")
 		if err := checkPattern(p); err != nil {
-			return Filter{}, fault.Newf(fault.Usage, "close the bracket, or write \\[ for the character", "filter %q: %v", s, err)
+			return Filter{}, fault.Newf(fault.Usage, "close the bracket, or write \\[ for the character", "filter %q is not right: %v", s, err)
 		}
 		f.rules = append(f.rules, r)
 	}

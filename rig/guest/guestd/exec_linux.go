@@ -43,8 +43,7 @@ func execute(s *wire.Stream, r wire.Request) (wire.Result, error) {
 	err = wait()
 	close(stopped)
 	watching.Wait()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) {
+	if err != nil {
 		return wire.Result{}, err
 	}
 	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -55,6 +54,16 @@ func execute(s *wire.Stream, r wire.Request) (wire.Result, error) {
 		return wire.Result{Code: -1, Signal: int(status.Signal())}, nil
 	}
 	return wire.Result{Code: status.ExitStatus()}, nil
+}
+
+// reap waits for a program. How it ended is in its ProcessState.
+func reap(cmd *exec.Cmd) error {
+	err := cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil
+	}
+	return err
 }
 
 // forward passes on the machine's signals to the group of a process, until that
@@ -78,9 +87,25 @@ func forward(s *wire.Stream, pid int, stopped <-chan struct{}) {
 }
 
 func startPlain(s *wire.Stream, r wire.Request, cmd *exec.Cmd) (wait func() error, err error) {
-	cmd.WaitDelay = lastWords
-	out, errs := s.Writer(wire.Output), s.Writer(wire.Errors)
-	cmd.Stdout, cmd.Stderr = out, errs
+	var readers, writers []*os.File
+	defer func() {
+		for _, f := range writers {
+			f.Close() // the program has its own
+		}
+		if err != nil {
+			for _, f := range readers {
+				f.Close()
+			}
+		}
+	}()
+	for range 2 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		readers, writers = append(readers, r), append(writers, w)
+	}
+	cmd.Stdout, cmd.Stderr = writers[0], writers[1]
 	var in io.WriteCloser
 	if !r.NoInput {
 		if in, err = cmd.StdinPipe(); err != nil {
@@ -97,10 +122,68 @@ func startPlain(s *wire.Stream, r wire.Request, cmd *exec.Cmd) (wait func() erro
 			_ = in.Close()
 		}()
 	}
+	copied := make(chan error, 2)
+	go func() { copied <- copyOutput(s.Writer(wire.Output), readers[0]) }()
+	go func() { copied <- copyOutput(s.Writer(wire.Errors), readers[1]) }()
 	return func() error {
-		err := cmd.Wait()
-		return errors.Join(err, out.Close(), errs.Close())
+		err := reap(cmd)
+		for _, f := range readers {
+			// From now on only what is in the pipe already: a child may hold it for
+			// ever.
+			err = errors.Join(err, f.SetReadDeadline(time.Now().Add(lastWords)))
+		}
+		err = errors.Join(err, <-copied, <-copied)
+		for _, f := range readers {
+			err = errors.Join(err, f.Close())
+		}
+		return err
 	}, nil
+}
+
+// copyOutput copies a pipe until its end, or until its deadline has passed and
+// it is empty; nothing that was in it by then is lost.
+func copyOutput(to io.WriteCloser, from *os.File) error {
+	_, err := io.Copy(to, from)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = drain(to, from)
+	}
+	if errors.Is(err, wire.ErrClosed) {
+		return nil // nobody listens any more
+	}
+	return errors.Join(err, to.Close())
+}
+
+// drain copies what is in a pipe, without waiting for more.
+func drain(to io.Writer, from *os.File) error {
+	if err := from.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	conn, err := from.SyscallConn()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		var n int
+		var failed error
+		err := conn.Read(func(fd uintptr) bool {
+			n, failed = unix.Read(int(fd), buf)
+			return true
+		})
+		switch {
+		case err != nil:
+			return err
+		case errors.Is(failed, unix.EINTR):
+			continue
+		case errors.Is(failed, unix.EAGAIN), failed == nil && n == 0:
+			return nil
+		case failed != nil:
+			return failed
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return err
+		}
+	}
 }
 
 func startTerminal(s *wire.Stream, r wire.Request, cmd *exec.Cmd) (wait func() error, err error) {
@@ -139,7 +222,7 @@ func startTerminal(s *wire.Stream, r wire.Request, cmd *exec.Cmd) (wait func() e
 		_, _ = io.Copy(out, master)
 	}()
 	return func() error {
-		err := cmd.Wait()
+		err := reap(cmd)
 		select {
 		case <-copied:
 		case <-time.After(lastWords):

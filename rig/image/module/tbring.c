@@ -141,6 +141,7 @@ struct tbring_stats {
  * @verify: fill and check every byte
  * @rx_run: send that is being received
  * @rx_seq: frame of it that is due
+ * @rx_unknown: frames since the last good one that were flagged or bad
  * @stats: counters
  */
 struct tbring {
@@ -169,6 +170,7 @@ struct tbring {
 	bool verify;
 	u32 rx_run;
 	u64 rx_seq;
+	u64 rx_unknown;
 	struct tbring_stats stats;
 };
 
@@ -245,7 +247,7 @@ static void tbring_received(struct tbring *r, const void *data, u32 size,
 	struct tbring_stats *s = &r->stats;
 	bool flagged = flags & (RING_DESC_CRC_ERROR | RING_DESC_BUFFER_OVERRUN);
 	bool good = !flagged && tbring_check(data, size);
-	u64 seq, now = ktime_get_ns();
+	u64 seq, missing, now = ktime_get_ns();
 	u32 run;
 
 	spin_lock(&r->lock);
@@ -260,8 +262,7 @@ static void tbring_received(struct tbring *r, const void *data, u32 size,
 		s->rx_overrun++;
 	if (!good) {
 		s->rx_bad += !flagged;
-		/* It took its number's place: the next one is not missing. */
-		r->rx_seq++;
+		r->rx_unknown++;
 		goto out;
 	}
 	seq = le64_to_cpu(h->seq);
@@ -274,7 +275,10 @@ static void tbring_received(struct tbring *r, const void *data, u32 size,
 		s->rx_stale++;
 		goto out;
 	}
-	s->rx_lost += seq - r->rx_seq;
+	/* Frames that came, but whose numbers cannot be trusted, are not missing. */
+	missing = seq - r->rx_seq;
+	s->rx_lost += missing - min(missing, r->rx_unknown);
+	r->rx_unknown = 0;
 	r->rx_seq = seq + 1;
 out:
 	spin_unlock(&r->lock);

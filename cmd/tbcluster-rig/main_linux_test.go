@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"tbcluster/api/fault"
+	"tbcluster/rig"
+	"tbcluster/rig/image"
+	"tbcluster/rig/usb4"
+)
+
+// command runs one command line, with sockets of its own.
+func command(t *testing.T, args ...string) (code int, out, errOut string) {
+	t.Helper()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	var o, e bytes.Buffer
+	code = run(t.Context(), &globals{in: null, out: &o, errOut: &e}, args)
+	return code, o.String(), e.String()
+}
+
+func ownSockets(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rig-test-") // a short name, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	ownSockets(t)
+	for _, c := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"status", fault.ExitNoAgent, "`tbcluster-rig up` makes one"},
+		{"plug a.0", fault.ExitNoAgent, "find the rig default"},
+		{"--name / status", fault.ExitUsage, "cannot be called"},
+		{"plug", fault.ExitUsage, "accepts 1 arg"},
+		{"dance", fault.ExitUsage, "unknown command"},
+		{"up --shape star", fault.ExitUsage, "the shapes are"},
+		{"up --kernel mine", fault.ExitUsage, "the kernels are"},
+		{"up --hosts 99", fault.ExitUsage, "choose 1 to"},
+		{"up --shape pair --hosts 3", fault.ExitUsage, "a pair has 2 hosts"},
+		{"up --rate fast", fault.ExitUsage, "no rate"},
+		{"up --cluster /nowhere/tbcluster", fault.ExitPartial, "make build"},
+		{"run /nowhere.toml", fault.ExitPartial, "read a scenario"},
+		{"build --kernel mine", fault.ExitUsage, "the kernels are"},
+	} {
+		code, _, errOut := command(t, strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(errOut, c.want) {
+			t.Errorf("%s: exit code %d and %q, not %d and %q", c.args, code, errOut, c.code, c.want)
+		}
+	}
+}
+
+func TestScenarioWithAMistakeNamesItsLine(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "x.toml")
+	if err := os.WriteFile(name, []byte("seed = 1\n[[step]]\ndo = \"dance\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errOut := command(t, "run", name)
+	if code != fault.ExitUsage || !strings.Contains(errOut, "x.toml:2") {
+		t.Errorf("exit code %d: %s", code, errOut)
+	}
+}
+
+func TestTwoRigsHaveTwoNames(t *testing.T) {
+	ownSockets(t)
+	s, err := listen("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen("one"); !fault.Is(err, fault.NodeInUse) {
+		t.Errorf("a second rig of the same name: %v", err)
+	}
+	other, err := listen("two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []*server{s, other} {
+		if err := x.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// One that was killed leaves its socket, which is in nobody's way.
+	if again, err := listen("one"); err != nil {
+		t.Error(err)
+	} else if err := again.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFlagsMakeTheTopology(t *testing.T) {
+	var flags topologyFlags
+	f := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	flags.add(f)
+	if err := f.Parse(strings.Fields("--hosts 3 --shape ring --kernel stable --usb4 2 --generation 4 --iommu --rate 100mbit --latency 1ms --loss-every 7 --seed 5")); err != nil {
+		t.Fatal(err)
+	}
+	topology, err := flags.topology()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(topology.Hosts) != 3 || len(topology.Cables) != 3 || topology.Kernel != image.Stable || topology.Seed != 5 {
+		t.Errorf("%+v", topology)
+	}
+	if h := topology.Hosts[2]; h.Version != 2 || h.Speed != usb4.Gen4 || !h.IOMMU {
+		t.Errorf("%+v", h)
+	}
+	if o := topology.Cables[2].Options; o.Rate != 100_000_000 || o.Latency != time.Millisecond || o.Loss.Every != 7 {
+		t.Errorf("%+v", o)
+	}
+}
+
+func FuzzRequest(f *testing.F) {
+	f.Add([]byte(`{"Verb":"guest","Args":["a","true"],"Terminal":true,"Columns":80,"Rows":24}`))
+	f.Add([]byte(`{"Verb":"wire","Args":["a.0"],"Wire":{"Rate":1}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var q request
+		if json.Unmarshal(b, &q) != nil {
+			return
+		}
+		v, ok := verbs[q.Verb]
+		c := call{request: q, rig: &rig.Rig{}}
+		if ok && len(q.Args) >= v.args && v.args > 0 {
+			return // it would need a rig
+		}
+		if !ok && c.do(t.Context()) == nil {
+			t.Errorf("%q was done", q.Verb)
+		}
+	})
+}
