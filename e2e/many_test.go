@@ -44,7 +44,39 @@ func TestLimitManyNodes(t *testing.T) {
 	}
 }
 
+// neighbours makes room for what every node knows of every other: the kernel
+// bounds its neighbours once for all network namespaces of the machine, by 1024
+// unless set. Machines of their own have no such trouble.
+func neighbours(t *testing.T, n int) {
+	t.Helper()
+	for _, family := range []string{"ipv4", "ipv6"} {
+		for _, bound := range []string{"gc_thresh3", "gc_thresh2", "gc_thresh1"} {
+			path := "/proc/sys/net/" + family + "/neigh/default/" + bound
+			was, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			have, err := strconv.Atoi(strings.TrimSpace(string(was)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if have >= 4*n*n {
+				continue
+			}
+			if err := os.WriteFile(path, []byte(strconv.Itoa(4*n*n)), 0o644); err != nil {
+				t.Skipf("%d nodes on one machine need room for their neighbours, which root can make: %v", n, err)
+			}
+			t.Cleanup(func() {
+				if err := os.WriteFile(path, was, 0o644); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 func many(t *testing.T, n int) {
+	neighbours(t, n)
 	begin := time.Now()
 	c := newCluster(t, lab.Options{Nodes: n, Topology: lab.Ring, Memory: 1 << 30, Disk: 64 << 20})
 	cables := n

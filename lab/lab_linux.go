@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -191,6 +193,14 @@ func (o Options) notes() []string {
 	if o.Engines != "" {
 		if st, err := os.Stat(o.Engines); err == nil && st.Mode()&0o005 != 0o005 {
 			notes = append(notes, fmt.Sprintf("users of the nodes cannot read the engines: `chmod o+rx %s`", o.Engines))
+		}
+	}
+	// The kernel bounds the neighbours of all network namespaces together.
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/neigh/default/gc_thresh3"); err == nil {
+		have, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if need := o.Nodes * o.Nodes; err == nil && have < need {
+			notes = append(notes, fmt.Sprintf("the kernel has room for %d neighbours, and the nodes have up to %d: some will not reach each other; "+
+				"`sysctl -w net.ipv4.neigh.default.gc_thresh3=%d net.ipv6.neigh.default.gc_thresh3=%d` makes room", have, need, 4*need, 4*need))
 		}
 	}
 	return notes
