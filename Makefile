@@ -56,7 +56,7 @@ test: ## everything that a change has to pass
 	@scripts/phases deps lint cross test-unit test-e2e test-limits
 
 test-unit:
-	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v -e '^tbcluster/e2e' -e '^tbcluster/rig')
+	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v -E '^tbcluster/(e2e|rig|rig/guest|rig/image|rig/cluster|cmd/tbcluster-rig)$$')
 
 test-e2e: ## the real program on a virtual cluster with a real model
 	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
