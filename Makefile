@@ -69,7 +69,7 @@ test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hund
 	@TBCLUSTER_LONG=1 TBCLUSTER_RIG_SUMMARY=$(CURDIR)/docs/rig-walks.md $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
 
 test-limits: build ## times, sizes and loads that are promised; alone on the machine
-	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit' .
+	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit'
 
 test-long: deps build ## an hour: every test again and again, every fuzz test for a while
 	scripts/fuzz 60s
