@@ -107,7 +107,7 @@ func (a *Agent) remoteCaller(ctx context.Context, u *peerv1.User) caller {
 
 // hearFor is how long a call from a node that has just paired waits for what
 // that node says of itself: the call may come before it.
-const hearFor = 2 * time.Second
+const hearFor = 10 * time.Second
 
 // hearWhoPaired waits until a node has said who paired there.
 func (a *Agent) hearWhoPaired(ctx context.Context, node string) {
