@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -93,6 +94,31 @@ func (p Process) logPath() string {
 // rootItself marks the root half's own Process.
 const rootItself = -1
 
+const (
+	// garbage is how much of it there may be beside what lives, percent: an agent
+	// is seldom at work and always in memory.
+	garbage = 40
+	// settled is when what only the start needed is given back to the system.
+	settled = 10 * time.Second
+)
+
+// frugal keeps the memory of an agent small. Who sets GOGC wants it otherwise.
+func frugal() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbage)
+	}
+}
+
+// trimOnceSettled gives back what only the start needed, unless end comes first.
+func trimOnceSettled(log *slog.Logger) (end func()) {
+	t := time.AfterFunc(settled, func() {
+		if err := proc.Trim(); err != nil {
+			log.Debug("give back pages of the program", "error", err)
+		}
+	})
+	return func() { t.Stop() }
+}
+
 // RunAgent runs an agent until it ends: beside a root half where p names one,
 // else alone with what rights this process has.
 func RunAgent(ctx context.Context, p Process) (err error) {
@@ -116,6 +142,8 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	frugal()
+	defer trimOnceSettled(log)()
 	prog, err := program()
 	if err != nil {
 		return err
@@ -280,6 +308,7 @@ func RunRoot(ctx context.Context, p Process) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	defer trimOnceSettled(log)()
 	prog, err := program()
 	if err != nil {
 		return err
