@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -94,20 +93,8 @@ func (p Process) logPath() string {
 // rootItself marks the root half's own Process.
 const rootItself = -1
 
-const (
-	// garbage is how much of it there may be beside what lives, percent: an agent
-	// is seldom at work and always in memory.
-	garbage = 40
-	// settled is when what only the start needed is given back to the system.
-	settled = 10 * time.Second
-)
-
-// frugal keeps the memory of an agent small. Who sets GOGC wants it otherwise.
-func frugal() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(garbage)
-	}
-}
+// settled is when what only the start needed is given back to the system.
+const settled = 10 * time.Second
 
 // trimOnceSettled gives back what only the start needed, unless end comes first.
 func trimOnceSettled(log *slog.Logger) (end func()) {
@@ -142,7 +129,6 @@ func RunAgent(ctx context.Context, p Process) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	frugal()
 	defer trimOnceSettled(log)()
 	prog, err := program()
 	if err != nil {
