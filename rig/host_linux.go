@@ -257,7 +257,7 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 // Between the two of Debian's modules it waits until the peers show no service
 // of this host any more. A peer that is told of a change of services asks for
 // them, and a request that comes while the driver goes is a fault of Linux (seen
-// in 6.12 and 7.3): tb_xdp_schedule_request() has it handled on the system's
+// in 7.3): tb_xdp_schedule_request() has it handled on the system's
 // workqueue, which tb_domain_remove() does not flush, and nhi_pci_do_remove()
 // does not wait for the end of the domain where icm_probe() has completed
 // domain_released before; nhi_shutdown() then warns of ring 0, which is in use.
