@@ -25,7 +25,7 @@ func program(t *testing.T) string {
 	return file
 }
 
-const patience = 60 * time.Second
+const patience = 4 * time.Minute
 
 // start brings up a rig with the program on all hosts, which have paired; every
 // cable is proven.
