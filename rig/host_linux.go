@@ -229,6 +229,14 @@ func (h *Host) Plug(port int) { h.Cable(port).Plug() }
 // Unplug pulls the cable in a port.
 func (h *Host) Unplug(port int) { h.Cable(port).Unplug() }
 
+// awake sees that the driver has found its router and keeps that awake: without
+// a PCIe root port above it the driver would not hear of a plug once it has
+// suspended the router. The debug kernel has no power management.
+const awake = `for d in /sys/bus/pci/drivers/thunderbolt/0000:*; do
+	[ -d "$d" ] || { echo 'the thunderbolt driver has found no router' >&2; exit 1; }
+	[ ! -e "$d/power/control" ] || echo on >"$d/power/control"
+done`
+
 // LoadDriver loads the thunderbolt driver and thunderbolt_net.
 func (h *Host) LoadDriver(ctx context.Context) error {
 	load := "modprobe thunderbolt\nmodprobe thunderbolt_net\n"
@@ -243,9 +251,7 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 		}
 	}
 	h.mark(nil)
-	// Without a PCIe root port above it the driver would not hear of a plug once
-	// it has suspended the router.
-	_, err := h.Sh(ctx, load+"for d in /sys/bus/pci/drivers/thunderbolt/0000:*/power/control; do echo on >$d; done")
+	_, err := h.Sh(ctx, load+awake)
 	if err == nil {
 		h.rig.change(func() { h.driver = true })
 	}
