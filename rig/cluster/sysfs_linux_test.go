@@ -16,7 +16,7 @@ import (
 const recorded = "../../linux/testdata/driver.txt"
 
 // realSysfs compares what the driver shows now with what is recorded. With
-// TBCLUSTER_RECORD=1 it records.
+// UPDATE_GOLDEN=1 it records.
 func realSysfs(t *testing.T, d *desk) {
 	a := d.Host("a")
 	if a.Spec().Kernel != image.Backport {
@@ -31,10 +31,10 @@ func realSysfs(t *testing.T, d *desk) {
 	if err := json.Unmarshal([]byte(out), &now); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if os.Getenv("TBCLUSTER_RECORD") != "" {
+	if os.Getenv("UPDATE_GOLDEN") != "" {
 		var b bytes.Buffer
 		b.WriteString("# What the driver of " + sh(t, a, "uname -r") + " shows in guest a of the rig, which a cable joins with\n" +
-			"# guest b: attributes, links and directories of Thunderbolt. TestTwoHosts with\n# TBCLUSTER_RECORD=1 writes it.\n")
+			"# guest b: attributes, links and directories of Thunderbolt. TestTwoHosts with\n# UPDATE_GOLDEN=1 writes it.\n")
 		if err := now.Write(&b); err != nil {
 			t.Fatal(err)
 		}
