@@ -195,6 +195,7 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	if o.program != "" {
 		// The agents come up while the kernels are at it.
 		c := cluster.New(r)
+		c.Report = func(line string) { g.notef("%s", line) }
 		defer c.Close()
 		if err := c.Up(ctx); err != nil {
 			return err
