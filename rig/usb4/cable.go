@@ -4,7 +4,6 @@ package usb4
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 )
 
@@ -30,10 +29,10 @@ func newCable(f *Fabric, a, b *Port, o CableOptions) *Cable {
 	for i := range c.wires {
 		w := &c.wires[i]
 		w.fabric, w.from, w.to = f, c.ends[i].index, c.ends[1-i].index
-		w.random = rand.New(rand.NewPCG(f.seed, uint64(len(f.cables))<<1|uint64(i)))
+		w.number = uint64(len(f.cables))<<1 | uint64(i)
 		w.turn = newEvent(func(now time.Duration) { f.serve(w, now) })
 		w.landing = newEvent(func(now time.Duration) { f.land(w, now) })
-		w.set(o.WireOptions)
+		w.set(o.WireOptions, f.clock.Now())
 	}
 	return c
 }
@@ -166,8 +165,9 @@ func (c *Cable) Wire(from *Port) WireOptions {
 
 func (c *Cable) setWire(i int, o WireOptions) {
 	w := &c.wires[i]
-	w.set(o)
-	c.fabric.serve(w, c.fabric.clock.Now())
+	now := c.fabric.clock.Now()
+	w.set(o, now)
+	c.fabric.serve(w, now)
 	c.fabric.stirred = true
 }
 

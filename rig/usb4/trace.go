@@ -242,6 +242,9 @@ func (f *Fabric) traceFrame(from *ring, rt *route, to *ring, word uint32, n int,
 			b = append(b, " rx"...)
 			b = strconv.AppendInt(b, int64(to.number), 10)
 		}
+		if flags&flipped != 0 {
+			b = append(b, ", a bit flipped"...)
+		}
 		if flags&descCRCError != 0 {
 			b = append(b, ", CRC error"...)
 		}

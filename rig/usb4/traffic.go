@@ -22,9 +22,10 @@ func (f *Fabric) transmit(r *ring) {
 	}
 	rt := f.routeOf(r)
 	if w := rt.wire; w != nil && w.slow() {
-		w.join(r)
+		now := f.clock.Now()
+		w.join(r, now)
 		r.counters.Paced++
-		f.serve(w, f.clock.Now())
+		f.serve(w, now)
 		return
 	}
 	f.carry(r, rt, 1<<16, 0)
@@ -77,8 +78,18 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 					break
 				}
 			}
-			if why == arrives && rt.wire.lose() {
-				why = causeInjected
+			if why == arrives && rt.wire.lost.on {
+				// Once for each frame, also where the memory for one that is not
+				// lost has to be waited for.
+				if r.verdict == undecided {
+					r.verdict = passes
+					if rt.wire.lose() {
+						r.verdict = isLost
+					}
+				}
+				if r.verdict == isLost {
+					why = causeInjected
+				}
 			}
 		}
 		var source []byte
@@ -124,6 +135,7 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 		d.finish(word | descCompleted)
 		asked |= word
 		r.cons = r.next(r.cons)
+		r.verdict = undecided
 		r.counters.Frames++
 		r.counters.Bytes += uint64(n)
 		bytes += n
@@ -192,10 +204,13 @@ func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uin
 		mem.Write(d.address(), buffer) // it could be written just now, and the memory is held
 	}
 	asked := d.word()
-	d.finish(uint32(len(source))&descLength | eof<<descEOFShift | sof<<descSOFShift | descCompleted | flags)
+	d.finish(uint32(len(source))&descLength | eof<<descEOFShift | sof<<descSOFShift | descCompleted | flags&^flipped)
 	to.prod = to.next(to.prod)
 	to.counters.Frames++
 	to.counters.Bytes += uint64(len(source))
+	if flags&flipped != 0 {
+		to.counters.Corrupted++
+	}
 	if flags&descCRCError != 0 {
 		to.counters.CRCErrors++
 	}
