@@ -134,6 +134,7 @@ struct tbring_stats {
  * @dir: directory in debugfs
  * @send: one send at a time
  * @sent: all frames of a send have come back
+ * @order: held from where a frame gets its number to where it is queued
  * @lock: protects all that follows
  * @gone: being removed
  * @stop: the send is to end early
@@ -162,6 +163,7 @@ struct tbring {
 	struct dentry *dir;
 	struct mutex send;
 	struct completion sent;
+	struct mutex order;
 
 	spinlock_t lock;
 	bool gone;
@@ -310,8 +312,7 @@ static void tbring_rx_done(struct tb_ring *ring, struct ring_frame *frame,
 
 /* Sending */
 
-/* Queues the next frame of a send; false when there is none. */
-static bool tbring_next(struct tbring *r, struct tbring_frame *f)
+static bool tbring_queue(struct tbring *r, struct tbring_frame *f)
 {
 	struct device *dev = tb_ring_dma_device(r->tx);
 	bool more, verify;
@@ -348,6 +349,20 @@ static bool tbring_next(struct tbring *r, struct tbring_frame *f)
 	r->stats.tx_canceled++;
 	spin_unlock(&r->lock);
 	return false;
+}
+
+/*
+ * Queues the next frame of a send; false when there is none. The send itself
+ * and the completions of its first frames do so at the same time.
+ */
+static bool tbring_next(struct tbring *r, struct tbring_frame *f)
+{
+	bool queued;
+
+	mutex_lock(&r->order);
+	queued = tbring_queue(r, f);
+	mutex_unlock(&r->order);
+	return queued;
 }
 
 static void tbring_tx_done(struct tb_ring *ring, struct ring_frame *frame,
@@ -680,6 +695,7 @@ static int tbring_probe(struct tb_service *svc)
 	r->out_hop = -1;
 	r->nr_rx = rx_buffers ? min(rx_buffers, ring_size - 1) : ring_size - 1;
 	mutex_init(&r->send);
+	mutex_init(&r->order);
 	init_completion(&r->sent);
 	spin_lock_init(&r->lock);
 
