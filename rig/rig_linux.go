@@ -23,7 +23,7 @@ import (
 // Options say how a rig is brought up.
 type Options struct {
 	// Dir is where logs, sockets and the trace are kept; "" is a temporary
-	// directory that Close removes.
+	// directory that Close removes, or the next rig if this process is killed.
 	Dir string
 	// Images says where kernels and tools are kept.
 	Images image.Options
@@ -41,18 +41,18 @@ type Options struct {
 
 // Rig is hosts and cables that are up.
 type Rig struct {
-	topology  Topology
-	options   Options
-	dir       string
-	temporary bool
-	fabric    *usb4.Fabric
-	trace     *usb4.Trace
-	lan       *lan
-	hosts     []*Host
-	cables    []*Cable
-	cancel    context.CancelFunc // of everything that serves
-	ctx       context.Context
-	serving   sync.WaitGroup
+	topology Topology
+	options  Options
+	dir      string
+	remove   func() error // dir, if it is temporary
+	fabric   *usb4.Fabric
+	trace    *usb4.Trace
+	lan      *lan
+	hosts    []*Host
+	cables   []*Cable
+	cancel   context.CancelFunc // of everything that serves
+	ctx      context.Context
+	serving  sync.WaitGroup
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and made anew, at every change of what a host shows
@@ -114,13 +114,9 @@ func (r *Rig) up(ctx context.Context) error {
 
 func (r *Rig) makeDir() error {
 	if r.dir = r.options.Dir; r.dir == "" {
-		// Short: it is part of the names of sockets.
-		dir, err := os.MkdirTemp("", "rig-")
-		if err != nil {
-			return fault.New(fault.FileIO, "make a directory for the rig", err, "")
-		}
-		r.dir, r.temporary = dir, true
-		return nil
+		var err error
+		r.dir, r.remove, err = guest.TempDir("")
+		return err
 	}
 	dir, err := filepath.Abs(r.dir)
 	if err == nil {
@@ -405,8 +401,8 @@ func (r *Rig) Close() error {
 	if r.lan != nil {
 		err = errors.Join(err, r.lan.close())
 	}
-	if r.temporary {
-		err = errors.Join(err, os.RemoveAll(r.dir))
+	if r.remove != nil {
+		err = errors.Join(err, r.remove())
 	}
 	return err
 }
