@@ -53,7 +53,7 @@ func (c *Cable) plug(now time.Duration) {
 		return
 	}
 	c.in = true
-	c.fabric.note(c.ends[0].host, c.ends[0], "cable to %s plugged", c.ends[1])
+	c.fabric.note(c.ends[0].node, c.ends[0], "cable to %s plugged", c.ends[1])
 	c.ends[0].train(now)
 }
 
@@ -70,7 +70,7 @@ func (c *Cable) unplug() {
 	}
 	c.in = false
 	c.flaps++
-	c.fabric.note(c.ends[0].host, c.ends[0], "cable to %s unplugged", c.ends[1])
+	c.fabric.note(c.ends[0].node, c.ends[0], "cable to %s unplugged", c.ends[1])
 	c.ends[0].down()
 }
 
@@ -168,7 +168,7 @@ func (c *Cable) setWire(i int, o WireOptions) {
 	now := c.fabric.clock.Now()
 	w.set(o, now)
 	c.fabric.serve(w, now)
-	c.fabric.stirred = true
+	c.fabric.rewired() // of several cables on a way, the slowest sets the pace
 }
 
 // Counters returns the counters of the cable.
@@ -189,7 +189,7 @@ func (c *Cable) String() string { return c.ends[0].String() + " - " + c.ends[1].
 
 // lanes returns how many lanes come up, and how fast.
 func (c *Cable) lanes() (n int, speed Generation) {
-	a, b := c.ends[0].host.options, c.ends[1].host.options
+	a, b := c.ends[0].node.options, c.ends[1].node.options
 	n, speed = min(a.Lanes, b.Lanes), min(a.Speed, b.Speed)
 	if c.options.Speed != 0 {
 		speed = min(speed, c.options.Speed)

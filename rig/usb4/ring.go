@@ -63,13 +63,14 @@ type ring struct {
 	counters RingCounters
 }
 
-// verdict is whether a frame is to be lost on the wire.
+// verdict is whether a frame is to be lost: lostOn is on the first cable of its
+// way, one more on the next.
 type verdict uint8
 
 const (
 	undecided verdict = iota
 	passes
-	isLost
+	lostOn
 )
 
 func (r *ring) enabled() bool { return r.options&optionEnable != 0 && r.size != 0 }

@@ -21,7 +21,7 @@ func (f *Fabric) transmit(r *ring) {
 		return
 	}
 	rt := f.routeOf(r)
-	if w := rt.wire; w != nil && w.slow() {
+	if w := rt.wire; w != nil && rt.slow() {
 		now := f.clock.Now()
 		w.join(r, now)
 		r.counters.Paced++
@@ -78,16 +78,13 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 					break
 				}
 			}
-			if why == arrives && rt.wire.lost.on {
+			if why == arrives && rt.lossy() {
 				// Once for each frame, also where the memory for one that is not
 				// lost has to be waited for.
 				if r.verdict == undecided {
-					r.verdict = passes
-					if rt.wire.lose() {
-						r.verdict = isLost
-					}
+					r.verdict = rt.lose()
 				}
-				if r.verdict == isLost {
+				if r.verdict >= lostOn {
 					why = causeInjected
 				}
 			}
@@ -105,15 +102,19 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 			}
 		}
 		var flags uint32
-		direct := why == arrives && !rt.wire.delayed()
+		direct := why == arrives && !rt.delayed()
 		if direct {
-			if flags, why = f.place(to, rt.wire, source, word); why == causeDMA && to.host.starve() {
+			if flags, why = f.place(to, rt, source, word); why == causeDMA && to.host.starve() {
 				break
 			}
 		}
 		if rt.wire != nil {
-			rt.wire.sent(n)
-			r.host.ports[rt.wire.from].sent(n)
+			if why == causeInjected {
+				rt.lost(n, r.verdict)
+			} else {
+				rt.sent(n)
+			}
+			r.host.ports[rt.first().from].sent(n)
 		}
 		if rt.out != nil {
 			rt.out.count(n, why != arrives && rt.wire == nil)
@@ -124,7 +125,7 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 		case why != arrives:
 			r.counters.Dropped.add(why)
 			if rt.wire != nil && why != causeInjected {
-				rt.wire.arrived(n) // and was lost on the other side
+				rt.arrived(n) // and was lost on the other side
 			}
 			if f.traceFrames {
 				f.traceFrame(r, rt, nil, word, n, why, 0)
@@ -149,8 +150,8 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 // delivered counts a frame that has crossed the cable, whatever became of it
 // there.
 func (f *Fabric) delivered(rt *route, to *ring, n int, word uint32, from *ring, flags uint32, why cause) {
-	rt.wire.arrived(n)
-	to.host.ports[rt.wire.to].received(n)
+	rt.arrived(n)
+	to.host.ports[rt.last().to].received(n)
 	if rt.in != nil {
 		rt.in.count(n, false)
 	}
@@ -163,7 +164,7 @@ func (f *Fabric) delivered(rt *route, to *ring, n int, word uint32, from *ring, 
 }
 
 // place copies a frame into the next buffer of a receive ring.
-func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uint32, why cause) {
+func (f *Fabric) place(to *ring, rt *route, source []byte, word uint32) (flags uint32, why cause) {
 	if !to.enabled() || !to.host.mastering() {
 		return 0, causeRingOff
 	}
@@ -199,7 +200,7 @@ func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uin
 		}
 	}
 	copy(buffer, source)
-	flags |= w.spoil(buffer)
+	flags |= rt.spoil(buffer)
 	if !inPlace {
 		mem.Write(d.address(), buffer) // it could be written just now, and the memory is held
 	}

@@ -77,13 +77,6 @@ func (w *wire) set(o WireOptions, now time.Duration) {
 	}
 }
 
-// slow reports whether frames have to wait for their turn.
-func (w *wire) slow() bool { return w.options.Rate != 0 || w.delayed() }
-
-// delayed reports whether frames take time to arrive, or come after some that
-// do.
-func (w *wire) delayed() bool { return w.options.Latency != 0 || w.flying() > 0 }
-
 func (w *wire) flying() int { return len(w.flights) - w.first }
 
 func (w *wire) sent(n int) {
@@ -205,7 +198,7 @@ func (f *Fabric) serve(w *wire, now time.Duration) {
 	for len(w.line) > 0 {
 		r := w.line[0]
 		rt := f.routeOf(r)
-		if rt.wire != w || !w.slow() || !r.enabled() || r.cons == r.prod || !r.host.mastering() {
+		if rt.wire != w || !rt.slow() || !r.enabled() || r.cons == r.prod || !r.host.mastering() {
 			w.leave(r)
 			f.transmit(r) // it may go on by another way
 			continue
@@ -222,7 +215,7 @@ func (f *Fabric) serve(w *wire, now time.Duration) {
 		// buffers, which takes it out.
 		copy(w.line, w.line[1:])
 		w.line[len(w.line)-1] = r
-		n := f.carry(r, rt, 1, start+w.options.Latency+w.duration(f.next(r)))
+		n := f.carry(r, rt, 1, start+rt.latency()+w.duration(f.next(r)))
 		if d := w.duration(n); d > 0 {
 			w.free = start + d
 			w.peak += d / hurry
@@ -261,6 +254,8 @@ type flight struct {
 	from, to   *ring
 	generation uint32 // of to, when it was sent
 	in         *path
+	over       []*wire // as those of its route
+	via        []*path
 	reserved   bool
 }
 
@@ -268,7 +263,7 @@ type flight struct {
 // the others: the sender may use its buffer again at once.
 func (f *Fabric) launch(r *ring, rt *route, source []byte, word uint32, at time.Duration) {
 	w := rt.wire
-	fl := flight{at: at, frame: f.flight.get(), size: len(source), word: word, from: r, to: rt.to, generation: rt.to.generation, in: rt.in}
+	fl := flight{at: at, frame: f.flight.get(), size: len(source), word: word, from: r, to: rt.to, generation: rt.to.generation, in: rt.in, over: rt.over, via: rt.via}
 	if last := len(w.flights) - 1; last >= w.first {
 		fl.at = max(fl.at, w.flights[last].at) // no frame overtakes another
 	}
@@ -292,15 +287,15 @@ func (f *Fabric) land(w *wire, now time.Duration) {
 		if fl.reserved && fl.generation == fl.to.generation {
 			fl.to.reserved--
 		}
-		rt := route{wire: w, in: fl.in, to: fl.to}
+		rt := route{wire: w, in: fl.in, to: fl.to, over: fl.over, via: fl.via}
 		if fl.generation != fl.to.generation { // the ring was stopped meanwhile
-			w.arrived(fl.size)
+			rt.arrived(fl.size)
 			fl.to.counters.Dropped.add(causeRingOff)
 			if f.traceFrames {
 				f.traceFrame(fl.from, &rt, fl.to, fl.word, fl.size, causeRingOff, 0)
 			}
 		} else {
-			flags, why := f.place(fl.to, w, fl.frame[:fl.size], fl.word)
+			flags, why := f.place(fl.to, &rt, fl.frame[:fl.size], fl.word)
 			f.delivered(&rt, fl.to, fl.size, fl.word, fl.from, flags, why)
 		}
 		f.flight.put(fl.frame)
@@ -319,9 +314,32 @@ func (f *Fabric) land(w *wire, now time.Duration) {
 	f.serve(w, now)
 }
 
-// cut loses everything that is under way.
+// cut loses everything that is under way on a wire, and on those before or after
+// it what was to cross it.
 func (f *Fabric) cut(w *wire) {
+	if len(f.hubs) > 0 {
+		for _, c := range f.cables {
+			for i := range c.wires {
+				if o := &c.wires[i]; o != w {
+					f.loseFlights(o, func(fl *flight) bool { return slices.Contains(fl.over, w) })
+				}
+			}
+		}
+	}
+	f.loseFlights(w, func(*flight) bool { return true })
+	f.schedule.cancel(w.landing)
+	f.schedule.cancel(w.turn)
+	w.free, w.peak = 0, 0
+}
+
+// loseFlights loses the flights of a wire for which it is so.
+func (f *Fabric) loseFlights(w *wire, lost func(*flight) bool) {
+	stay := w.flights[:0]
 	for _, fl := range w.flights[w.first:] {
+		if !lost(&fl) {
+			stay = append(stay, fl)
+			continue
+		}
 		if fl.reserved && fl.generation == fl.to.generation {
 			fl.to.reserved--
 		}
@@ -329,11 +347,8 @@ func (f *Fabric) cut(w *wire) {
 		fl.from.counters.Dropped.add(causeLinkDown)
 		f.flight.put(fl.frame)
 	}
-	clear(w.flights)
-	w.flights, w.first = w.flights[:0], 0
-	f.schedule.cancel(w.landing)
-	f.schedule.cancel(w.turn)
-	w.free, w.peak = 0, 0
+	clear(w.flights[len(stay):])
+	w.flights, w.first = stay, 0
 }
 
 // flightPool keeps the frames of flights that are over.
