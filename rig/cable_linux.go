@@ -78,6 +78,9 @@ func (c *Cable) would() (lanes int, speed usb4.Generation) {
 		}
 		lanes, speed = min(lanes, l), min(speed, s)
 	}
+	if speed == usb4.Gen4 && lanes < 2 { // as usb4 has it: there is no such link
+		speed = usb4.Gen3
+	}
 	return lanes, speed
 }
 
