@@ -63,7 +63,7 @@ test-e2e: ## the real program on a virtual cluster with a real model
 
 test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
 	@$(TEST) $(RACE) -count=1 -short -timeout 8m $$($(RUN) go list ./rig/... ./cmd/tbcluster-rig | grep -v -e /guest$$ -e /image$$)
-	@$(TEST) -count=1 -timeout 20m -p 1 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
+	@$(TEST) -count=1 -timeout 20m -p 1 -parallel 2 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
 
 bench-rig: ## raw rings between two guests, on a machine that does nothing else; TBCLUSTER_BENCH_PEER is another emulator to compare with
 	@TBCLUSTER_BENCH=1 $(RUN) go test -count=1 -v -timeout 30m -run '^TestRingBench$$' ./rig

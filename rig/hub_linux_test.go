@@ -126,6 +126,7 @@ const names = `cd /sys/bus/thunderbolt/devices; for d in 0-*[0-9a-f]; do case $d
 // A hub of ours is a router that the driver takes, and finds hosts of other
 // domains behind.
 func TestHub(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("boots virtual machines")
 	}

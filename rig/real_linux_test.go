@@ -17,7 +17,9 @@ import (
 )
 
 // Tests of the real driver in guests. Each boots what several subtests use one
-// after the other; Renew brings back what a subtest has changed.
+// after the other; Renew brings back what a subtest has changed. Guests mostly wait
+// for their kernel to wait, so two tests at a time take half the time; those that
+// measure rates have the machine for themselves.
 
 // group runs subtests on one rig. The first finds it as it came up.
 func group(t *testing.T, topology Topology, tests ...subtest) {
@@ -92,6 +94,7 @@ func traffic(t *testing.T, c *Cable, size int64) Traffic {
 func oneLane(t Topology) Topology { return t.Each(func(h *HostSpec) { h.Lanes = 1 }) }
 
 func TestTwoHostsOneCable(t *testing.T) {
+	t.Parallel()
 	group(t, oneLane(Pair()),
 		subtest{name: "enumeration", run: testEnumeration},
 		subtest{name: "discovery and properties", run: testDiscovery},
@@ -394,6 +397,7 @@ func lookUp(t *testing.T, text, group, name string) uint64 {
 }
 
 func TestThreeHostsInARing(t *testing.T) {
+	t.Parallel()
 	group(t, oneLane(Ring(3)), subtest{name: "traffic on every cable", run: func(t *testing.T, r *Rig) {
 		for _, c := range r.Cables() {
 			traffic(t, c, 1<<18)
@@ -452,6 +456,7 @@ func testBonding(t *testing.T, r *Rig) {
 // TestOtherHosts has hosts that differ: an IOMMU that translates, USB4 version
 // 2 with generation 4, the stable kernel.
 func TestOtherHosts(t *testing.T) {
+	t.Parallel()
 	topology := Pair()
 	topology.Hosts = []HostSpec{{Version: 2, Speed: usb4.Gen4, IOMMU: true}, {Version: 2, Speed: usb4.Gen4, Kernel: image.Stable}}
 	group(t, topology,
@@ -508,6 +513,7 @@ func testRXE(t *testing.T, r *Rig) {
 
 // TestWalk does random things to two hosts.
 func TestWalk(t *testing.T) {
+	t.Parallel()
 	// Generation 4 comes up bonded; with others the driver takes one second to show
 	// a peer with one lane more, and four with two.
 	walk(t, seedOf(t, 6), 50, Pair().Each(func(h *HostSpec) { h.Version, h.Speed = 2, usb4.Gen4 }))

@@ -406,7 +406,9 @@ func (s stream) pump(ctx context.Context, size int) {
 	}
 }
 
-// The promise is 3 % on the machine's own clock, with several cables at once.
+// The promise is 3 % on the machine's own clock, with several cables at once. How
+// the machine let us run, the wires know: a measurement in which it did not is
+// taken again.
 func TestRatesOnTheMachinesClock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
@@ -439,26 +441,45 @@ func TestRatesOnTheMachinesClock(t *testing.T) {
 					}
 				}
 			}()
-			look := func() ([]uint64, time.Duration) {
+			defer func() {
+				cancel()
+				<-done
+			}()
+			look := func() ([]CableCounters, time.Duration) {
 				k := f.Counters().Cables
-				now := SystemClock{}.Now()
-				var b []uint64
-				for _, c := range k {
-					b = append(b, c.AtoB.DeliveredBytes)
-				}
-				return b, now
+				return k, SystemClock{}.Now()
 			}
 			time.Sleep(300 * time.Millisecond) // not proof: the start is left out
-			from, t0 := look()
-			time.Sleep(1500 * time.Millisecond)
-			to, t1 := look()
-			cancel()
-			<-done
-			for i, r := range rates {
-				got := float64(to[i]-from[i]) * 8 / (t1 - t0).Seconds()
-				t.Logf("%d Mb/s: %.2f Mb/s", r/1e6, got/1e6)
-				if math.Abs(got/float64(r)-1) > 0.03 {
-					t.Errorf("a cable of %d Mb/s does %.2f Mb/s", r/1e6, got/1e6)
+			for attempt := 0; ; attempt++ {
+				for i, c := range cables { // Late is that since the rate was set
+					for _, r := range []int64{rates[i] + 1, rates[i]} {
+						if err := c.SetOptions(CableOptions{WireOptions: WireOptions{Rate: r}}); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				from, t0 := look()
+				time.Sleep(1500 * time.Millisecond)
+				to, t1 := look()
+				disturbed := false
+				for i, r := range rates {
+					a, b := from[i].AtoB, to[i].AtoB
+					got := float64(b.DeliveredBytes-a.DeliveredBytes) * 8 / (t1 - t0).Seconds()
+					idle := b.Idle - a.Idle + b.Missed - a.Missed
+					t.Logf("%d Mb/s: %.2f Mb/s, idle for %v, at most %v late", r/1e6, got/1e6, idle, b.Late)
+					if math.Abs(got/float64(r)-1) <= 0.03 {
+						continue
+					}
+					if idle+b.Late < (t1-t0)*2/100 {
+						t.Errorf("a cable of %d Mb/s does %.2f Mb/s", r/1e6, got/1e6)
+					}
+					disturbed = true
+				}
+				if !disturbed || t.Failed() {
+					return
+				}
+				if attempt == 9 {
+					t.Skip("the machine does not let us run for long enough to measure")
 				}
 			}
 		})
