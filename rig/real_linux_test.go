@@ -91,7 +91,12 @@ func traffic(t *testing.T, c *Cable, size int64) Traffic {
 
 // oneLane has ports of one lane: before it shows a peer, the driver takes three
 // seconds more where it has two lanes to bond.
-func oneLane(t Topology) Topology { return t.Each(func(h *HostSpec) { h.Lanes = 1 }) }
+func oneLane(t Topology) Topology {
+	for i := range t.Hubs {
+		t.Hubs[i].Lanes = 1
+	}
+	return t.Each(func(h *HostSpec) { h.Lanes = 1 })
+}
 
 func TestTwoHostsOneCable(t *testing.T) {
 	t.Parallel()

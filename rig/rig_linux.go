@@ -50,6 +50,8 @@ type Rig struct {
 	lan      *lan
 	hosts    []*Host
 	cables   []*Cable
+	links    []*link            // who sees whom
+	hubs     []hubAt            // who shows which
 	cancel   context.CancelFunc // of everything that serves
 	ctx      context.Context
 	serving  sync.WaitGroup
@@ -194,6 +196,11 @@ func (r *Rig) wire() error {
 			}
 		})
 	}
+	for _, spec := range r.topology.Hubs {
+		if _, err := r.fabric.AddHub(usb4.HubOptions{Name: spec.Name, Ports: spec.Ports, Lanes: spec.Lanes, Speed: spec.Speed}); err != nil {
+			return err
+		}
+	}
 	for i, spec := range r.topology.Cables {
 		a, err := r.port(spec.A)
 		if err != nil {
@@ -211,7 +218,7 @@ func (r *Rig) wire() error {
 		cable.trained()
 		r.cables = append(r.cables, cable)
 	}
-	return nil
+	return r.findLinks()
 }
 
 // logWriter passes lines on.
@@ -227,10 +234,14 @@ func (r *Rig) port(name string) (*usb4.Port, error) {
 	if err != nil {
 		return nil, err
 	}
+	var p *usb4.Port
 	if h := r.fabric.Host(host); h != nil {
-		if p := h.Port(port); p != nil {
-			return p, nil
-		}
+		p = h.Port(port)
+	} else if h := r.fabric.Hub(host); h != nil {
+		p = h.Port(port)
+	}
+	if p != nil {
+		return p, nil
 	}
 	return nil, fault.Newf(fault.Usage, "", "the rig has no port %s", name)
 }

@@ -71,7 +71,7 @@ func (c *Cable) rawRing(t *testing.T) rawRing {
 	var dirs [2]string
 	for i, e := range c.ends() {
 		err := c.rig.Await(t.Context(), "wait for the raw ring of host "+e.host.Name(), func() string {
-			p := e.host.State().Peer(e.device())
+			p := e.host.State().Peer(e.device)
 			if p == nil {
 				return "there is no peer"
 			}

@@ -337,6 +337,11 @@ func status(r *rig.Rig) string {
 			continue
 		}
 		fmt.Fprintf(&b, "host %-13s on, kernel %s, console %s\n", h.Name(), h.Spec().Kernel, h.Console())
+		for _, d := range h.State().Domains {
+			for _, o := range d.Others {
+				fmt.Fprintf(&b, "  %-6s a hub\n", o)
+			}
+		}
 		for _, p := range h.State().Peers() {
 			name := "no interface"
 			if n := p.Interface(); n != nil {

@@ -32,7 +32,7 @@ type topologyFlags struct {
 
 func (t *topologyFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&t.hosts, "hosts", 2, fmt.Sprintf("number of hosts, 1 to %d; they are called a, b, c, …", rig.MaxHosts))
-	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh or none")
+	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh, hub (all others behind a hub of the first) or none")
 	f.IntVar(&t.cables, "cables", 1, "cables between each two hosts that are joined")
 	f.StringVar(&t.kernel, "kernel", "newest", "kernel of the hosts: newest, stable or debug (KASAN and lockdep, slow)")
 	f.BoolVar(&t.lan, "lan", false, "an Ethernet between the hosts besides, which leads nowhere else")

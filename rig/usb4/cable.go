@@ -187,6 +187,14 @@ func (c *Cable) counters() CableCounters {
 // String returns "a.0 - b.1".
 func (c *Cable) String() string { return c.ends[0].String() + " - " + c.ends[1].String() }
 
+// Trains returns how many lanes come up the next time that they train, and how
+// fast.
+func (c *Cable) Trains() (lanes int, speed Generation) {
+	c.fabric.mu.Lock()
+	defer c.fabric.mu.Unlock()
+	return c.lanes()
+}
+
 // lanes returns how many lanes come up, and how fast.
 func (c *Cable) lanes() (n int, speed Generation) {
 	a, b := c.ends[0].node.options, c.ends[1].node.options

@@ -107,6 +107,18 @@ func (f *Fabric) Host(name string) *Host {
 	return nil
 }
 
+// Hub returns the hub of that name, or nil.
+func (f *Fabric) Hub(name string) *Hub {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, h := range f.hubs {
+		if h.name == name {
+			return h
+		}
+	}
+	return nil
+}
+
 // Connect puts a cable between two ports, each of which may have one.
 func (f *Fabric) Connect(a, b *Port, o CableOptions) (*Cable, error) {
 	if err := o.check(); err != nil {
