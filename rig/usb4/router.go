@@ -42,12 +42,14 @@ const opBufferAllocation = 0x33
 
 // bufferAllocation are its answers: kind, and number of buffers. Those for
 // DisplayPort must be there when there are several ports; that for the host
-// interface always (usb4_switch_credits_init).
+// interface always (usb4_switch_credits_init). There are no tunnels but those to
+// host interfaces, and so no buffers are kept for others: the driver would leave
+// enough for two hosts behind a hub only (tunnel.c, tb_available_credits).
 var bufferAllocation = []uint32{
-	1 | 32<<16, // USB 3
-	2 | 1<<16,  // DisplayPort AUX, least
+	1 | 0<<16,  // USB 3
+	2 | 0<<16,  // DisplayPort AUX, least
 	3 | 0<<16,  // DisplayPort main, least
-	4 | 32<<16, // PCIe
+	4 | 0<<16,  // PCIe
 	5 | 14<<16, // host interface
 }
 
