@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig test-rig-long test-long lint cross gen deps clean
+.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig bench-rig test-rig-long test-long lint cross gen deps clean
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PREFIX ?= /usr/local
@@ -63,7 +63,10 @@ test-e2e: ## the real program on a virtual cluster with a real model
 
 test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
 	@$(TEST) $(RACE) -count=1 -short -timeout 8m $$($(RUN) go list ./rig/... ./cmd/tbcluster-rig | grep -v -e /guest$$ -e /image$$)
-	@$(TEST) -count=1 -timeout 20m -p 1 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
+	@$(TEST) -count=1 -timeout 20m -p 1 -parallel 2 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
+
+bench-rig: ## raw rings between two guests, on a machine that does nothing else; TBCLUSTER_BENCH_PEER is another emulator to compare with
+	@TBCLUSTER_BENCH=1 $(RUN) go test -count=1 -v -timeout 30m -run '^TestRingBench$$' ./rig
 
 test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hundred; TBCLUSTER_RIG_SEED is the first seed
 	@TBCLUSTER_LONG=1 TBCLUSTER_RIG_SUMMARY=$(CURDIR)/docs/rig-walks.md $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig

@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"tbcluster/rig/usb4"
@@ -14,6 +15,7 @@ type Cable struct {
 	rig   *Rig
 	index int
 	spec  CableSpec
+	link  *link // nil where it leads to a hub of the host at its other end
 	// With the lock of the rig: what the lanes came up with, or will.
 	lanes int
 	speed usb4.Generation
@@ -25,6 +27,11 @@ func (c *Cable) Spec() CableSpec { return c.spec }
 // Plug puts the cable in.
 func (c *Cable) Plug() {
 	c.trained()
+	for _, l := range c.rig.links { // what is behind a hub trains with it
+		if slices.Contains(l.cables, c) {
+			l.last().trained()
+		}
+	}
 	c.Cable.Plug()
 }
 
@@ -45,7 +52,7 @@ func (c *Cable) Counters() usb4.CableCounters { return c.rig.fabric.Counters().C
 
 // trained notes what the lanes come up with the next time.
 func (c *Cable) trained() {
-	lanes, speed := c.would()
+	lanes, speed := c.Trains()
 	c.rig.mu.Lock()
 	defer c.rig.mu.Unlock()
 	c.lanes, c.speed = lanes, speed
@@ -58,52 +65,11 @@ func (c *Cable) up() (lanes int, speed usb4.Generation) {
 	return c.lanes, c.speed
 }
 
-// would returns what the lanes would come up with now.
-func (c *Cable) would() (lanes int, speed usb4.Generation) {
-	o := c.Cable.Options()
-	lanes, speed = 2, usb4.Gen4
-	if o.Lanes != 0 {
-		lanes = o.Lanes
-	}
-	if o.Speed != 0 {
-		speed = o.Speed
-	}
-	for _, e := range c.ends() {
-		l, s := e.host.spec.Lanes, e.host.spec.Speed
-		if l == 0 {
-			l = 2
-		}
-		if s == 0 {
-			s = usb4.Gen3
-		}
-		lanes, speed = min(lanes, l), min(speed, s)
-	}
-	return lanes, speed
-}
-
-// end is a host and its port.
-type end struct {
-	host *Host
-	port int
-}
-
-func (e end) device() string { return e.host.Device(e.port) }
-
-// ends returns both ends.
+// ends returns both ends as hosts show them; without hosts where a hub has none,
+// or is at one end itself.
 func (c *Cable) ends() [2]end {
-	a, b := c.Cable.Ends()
-	find := func(p *usb4.Port) end {
-		for _, h := range c.rig.hosts {
-			if h.router == p.Host() {
-				return end{h, p.Index()}
-			}
-		}
-		return end{} // no cable leads out of the rig
+	if c.link == nil {
+		return [2]end{}
 	}
-	return [2]end{find(a), find(b)}
-}
-
-func (c *Cable) has(h *Host) bool {
-	e := c.ends()
-	return e[0].host == h || e[1].host == h
+	return c.link.ends
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -324,10 +325,10 @@ func (h *Host) unseen(ctx context.Context) error {
 	err := h.rig.Await(ctx, "wait until nobody shows a service of host "+h.Name(), func() string {
 		h.rig.mu.Lock()
 		defer h.rig.mu.Unlock()
-		for _, c := range h.rig.cables {
-			ends := c.ends()
+		for _, l := range h.rig.links {
+			ends := l.ends
 			for i, e := range ends {
-				if e.host == h && e.host.state.Peer(e.device()) != nil && ends[1-i].host.state.Peer(ends[1-i].device()).Interface() != nil {
+				if e.host == h && e.host.state.Peer(e.device) != nil && ends[1-i].host.state.Peer(ends[1-i].device).Interface() != nil {
 					return "host " + ends[1-i].host.Name() + " does"
 				}
 			}
@@ -349,21 +350,24 @@ func (h *Host) ReloadDriver(ctx context.Context) error {
 	return h.LoadDriver(ctx)
 }
 
-// mark notes that the peers at both ends of a cable, or of all plugged cables of
-// the host, are no longer those that will be there.
+// mark notes that the peers at both ends of a cable and of what is behind it, or
+// of all plugged cables of the host, are no longer those that will be there.
 func (h *Host) mark(only *Cable) {
-	for _, c := range h.rig.cables {
-		if only == nil && !c.has(h) || only != nil && c != only {
+	if only != nil {
+		only.trained()
+	}
+	for _, l := range h.rig.links {
+		if only == nil && !l.joins(h) || only != nil && !slices.Contains(l.cables, only) {
 			continue
 		}
-		for _, end := range c.ends() {
+		for _, end := range l.ends {
 			h.rig.mu.Lock()
-			if p := end.host.state.Peer(end.device()); p != nil {
+			if p := end.host.state.Peer(end.device); p != nil {
 				end.host.stale[p.Device] = p.Inode
 			}
 			h.rig.mu.Unlock()
 		}
-		c.trained()
+		l.last().trained()
 	}
 }
 
@@ -432,24 +436,26 @@ func (h *Host) WaitXDomain(ctx context.Context, port int, name string) (state.Pe
 // WaitInterface waits until the host has a network interface towards the peer
 // behind a port, and returns it.
 func (h *Host) WaitInterface(ctx context.Context, port int) (state.Interface, error) {
-	return h.waitInterface(ctx, port, "an interface", func(state.Interface) string { return "" })
+	return h.waitInterface(ctx, h.Device(port), "an interface", func(state.Interface) string { return "" })
 }
 
 // WaitCarrier waits until the interface towards the peer behind a port is up at
 // both ends.
 func (h *Host) WaitCarrier(ctx context.Context, port int) (state.Interface, error) {
-	return h.waitInterface(ctx, port, "the carrier of the interface", func(n state.Interface) string {
-		if !n.Carrier {
-			return n.Name + " has no carrier"
-		}
-		return ""
-	})
+	return h.waitInterface(ctx, h.Device(port), "the carrier of the interface", noCarrier)
 }
 
-func (h *Host) waitInterface(ctx context.Context, port int, what string, missing func(state.Interface) string) (state.Interface, error) {
+func noCarrier(n state.Interface) string {
+	if !n.Carrier {
+		return n.Name + " has no carrier"
+	}
+	return ""
+}
+
+func (h *Host) waitInterface(ctx context.Context, device, what string, missing func(state.Interface) string) (state.Interface, error) {
 	var found state.Interface
-	err := h.rig.Await(ctx, fmt.Sprintf("wait for %s behind port %d of host %s", what, port, h.Name()), func() string {
-		n := h.State().Peer(h.Device(port)).Interface()
+	err := h.rig.Await(ctx, fmt.Sprintf("wait for %s of %s on host %s", what, device, h.Name()), func() string {
+		n := h.State().Peer(device).Interface()
 		if n == nil {
 			return "there is no interface"
 		}

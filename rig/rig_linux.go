@@ -23,7 +23,7 @@ import (
 // Options say how a rig is brought up.
 type Options struct {
 	// Dir is where logs, sockets and the trace are kept; "" is a temporary
-	// directory that Close removes.
+	// directory that Close removes, or the next rig if this process is killed.
 	Dir string
 	// Images says where kernels and tools are kept.
 	Images image.Options
@@ -41,18 +41,20 @@ type Options struct {
 
 // Rig is hosts and cables that are up.
 type Rig struct {
-	topology  Topology
-	options   Options
-	dir       string
-	temporary bool
-	fabric    *usb4.Fabric
-	trace     *usb4.Trace
-	lan       *lan
-	hosts     []*Host
-	cables    []*Cable
-	cancel    context.CancelFunc // of everything that serves
-	ctx       context.Context
-	serving   sync.WaitGroup
+	topology Topology
+	options  Options
+	dir      string
+	remove   func() error // dir, if it is temporary
+	fabric   *usb4.Fabric
+	trace    *usb4.Trace
+	lan      *lan
+	hosts    []*Host
+	cables   []*Cable
+	links    []*link            // who sees whom
+	hubs     []hubAt            // who shows which
+	cancel   context.CancelFunc // of everything that serves
+	ctx      context.Context
+	serving  sync.WaitGroup
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and made anew, at every change of what a host shows
@@ -114,13 +116,9 @@ func (r *Rig) up(ctx context.Context) error {
 
 func (r *Rig) makeDir() error {
 	if r.dir = r.options.Dir; r.dir == "" {
-		// Short: it is part of the names of sockets.
-		dir, err := os.MkdirTemp("", "rig-")
-		if err != nil {
-			return fault.New(fault.FileIO, "make a directory for the rig", err, "")
-		}
-		r.dir, r.temporary = dir, true
-		return nil
+		var err error
+		r.dir, r.remove, err = guest.TempDir("")
+		return err
 	}
 	dir, err := filepath.Abs(r.dir)
 	if err == nil {
@@ -204,6 +202,11 @@ func (r *Rig) wire() error {
 			}
 		})
 	}
+	for _, spec := range r.topology.Hubs {
+		if _, err := r.fabric.AddHub(usb4.HubOptions{Name: spec.Name, Ports: spec.Ports, Lanes: spec.Lanes, Speed: spec.Speed}); err != nil {
+			return err
+		}
+	}
 	for i, spec := range r.topology.Cables {
 		a, err := r.port(spec.A)
 		if err != nil {
@@ -221,7 +224,7 @@ func (r *Rig) wire() error {
 		cable.trained()
 		r.cables = append(r.cables, cable)
 	}
-	return nil
+	return r.findLinks()
 }
 
 // logWriter passes lines on.
@@ -237,10 +240,14 @@ func (r *Rig) port(name string) (*usb4.Port, error) {
 	if err != nil {
 		return nil, err
 	}
+	var p *usb4.Port
 	if h := r.fabric.Host(host); h != nil {
-		if p := h.Port(port); p != nil {
-			return p, nil
-		}
+		p = h.Port(port)
+	} else if h := r.fabric.Hub(host); h != nil {
+		p = h.Port(port)
+	}
+	if p != nil {
+		return p, nil
 	}
 	return nil, fault.Newf(fault.Usage, "", "the rig has no port %s", name)
 }
@@ -411,8 +418,8 @@ func (r *Rig) Close() error {
 	if r.lan != nil {
 		err = errors.Join(err, r.lan.close())
 	}
-	if r.temporary {
-		err = errors.Join(err, os.RemoveAll(r.dir))
+	if r.remove != nil {
+		err = errors.Join(err, r.remove())
 	}
 	return err
 }

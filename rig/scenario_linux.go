@@ -32,7 +32,7 @@ type Scenario struct {
 // ScenarioRig is the shape, and what holds for all hosts and cables.
 type ScenarioRig struct {
 	Hosts  int    `toml:"hosts,omitempty"`  // default 2
-	Shape  string `toml:"shape,omitempty"`  // pair, chain, ring, mesh; none where [[cable]] says it all
+	Shape  string `toml:"shape,omitempty"`  // pair, chain, ring, mesh, hub; none where [[cable]] says it all
 	Cables int    `toml:"cables,omitempty"` // between two hosts that are joined, default 1
 	Kernel string `toml:"kernel,omitempty"` // backport, stable, debug
 	LAN    bool   `toml:"lan,omitempty"`
@@ -375,16 +375,16 @@ func ParseKernel(name string) (image.Kernel, error) {
 
 // shapes are the names of shapes.
 var shapes = map[string]func(hosts int, cables ...int) Topology{
-	"chain": Chain, "pair": Chain, "ring": Ring, "mesh": Mesh,
+	"chain": Chain, "pair": Chain, "ring": Ring, "mesh": Mesh, "hub": Hubbed,
 	"none": func(hosts int, _ ...int) Topology { return Topology{Hosts: make([]HostSpec, max(hosts, 0))} },
 }
 
-// Shape returns the topology of a name: pair, chain, ring, mesh, or none.
+// Shape returns the topology of a name: pair, chain, ring, mesh, hub, or none.
 func Shape(name string, hosts, cables int) (Topology, error) {
 	f, ok := shapes[name]
 	switch {
 	case !ok:
-		return Topology{}, fault.Newf(fault.Usage, "the shapes are pair, chain, ring, mesh and none", "there is no shape %q", name)
+		return Topology{}, fault.Newf(fault.Usage, "the shapes are pair, chain, ring, mesh, hub and none", "there is no shape %q", name)
 	case name == "pair" && hosts != 2:
 		return Topology{}, fault.Newf(fault.Usage, "choose another shape", "a pair has 2 hosts, not %d", hosts)
 	case hosts < 1 || hosts > MaxHosts:

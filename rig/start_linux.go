@@ -198,7 +198,7 @@ func (c *Cable) heal(ctx context.Context) error {
 		c.Unplug()
 		return nil
 	}
-	if l, s := c.would(); l != lanes || s != speed { // it has to train again
+	if l, s := c.Trains(); l != lanes || s != speed { // it has to train again
 		return c.Flap(ctx, 0)
 	}
 	return nil

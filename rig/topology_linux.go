@@ -23,6 +23,7 @@ const (
 // Topology says what a rig is made of.
 type Topology struct {
 	Hosts  []HostSpec
+	Hubs   []HubSpec
 	Cables []CableSpec
 	// Kernel is that of hosts that do not name one; "" is image.Backport.
 	Kernel image.Kernel
@@ -75,7 +76,7 @@ type HostSpec struct {
 	Allow []guest.Allowance
 }
 
-// CableSpec is one cable between two ports, "a.0" and "b.1".
+// CableSpec is one cable between two ports, "a.0" and "b.1", or "hub.1".
 type CableSpec struct {
 	A, B    string
 	Options usb4.CableOptions
@@ -215,9 +216,24 @@ func (t Topology) complete() (Topology, error) {
 			return t, fault.Newf(fault.Usage, "", "host %s: a size is less than nothing", h.Name)
 		}
 	}
+	hubs := slices.Clone(t.Hubs)
+	ports := map[string]*int{} // by host or hub
 	given := map[string]int{}
-	for _, h := range hosts {
-		given[h.Name] = h.Ports
+	for i := range hosts {
+		ports[hosts[i].Name], given[hosts[i].Name] = &hosts[i].Ports, hosts[i].Ports
+	}
+	for i := range hubs {
+		h := &hubs[i]
+		if h.Name == "" {
+			h.Name = hubName(i)
+		}
+		if ports[h.Name] != nil {
+			return t, fault.Newf(fault.Usage, "give each its own name", "two hosts or hubs of the rig are called %s", h.Name)
+		}
+		if h.Ports < 0 {
+			return t, fault.Newf(fault.Usage, "", "hub %s: a size is less than nothing", h.Name)
+		}
+		ports[h.Name], given[h.Name] = &h.Ports, h.Ports
 	}
 	taken := map[string]bool{}
 	for i := range cables {
@@ -228,17 +244,17 @@ func (t Topology) complete() (Topology, error) {
 			if err != nil {
 				return t, err
 			}
-			h := byName[name]
+			n := ports[name]
 			switch {
-			case h == nil:
-				return t, fault.Newf(fault.Usage, "the hosts are "+strings.Join(slices.Sorted(maps.Keys(byName)), ", "), "cable %s - %s: there is no host %s", c.A, c.B, name)
+			case n == nil:
+				return t, fault.Newf(fault.Usage, "the hosts are "+strings.Join(slices.Sorted(maps.Keys(ports)), ", "), "cable %s - %s: there is no host %s", c.A, c.B, name)
 			case taken[end]:
 				return t, fault.Newf(fault.Usage, "each port has one cable", "two cables end in port %s", end)
 			case port >= MaxPorts || given[name] > 0 && port >= given[name]:
 				return t, fault.Newf(fault.Usage, "ports count from 0", "cable %s - %s: host %s has no port %d", c.A, c.B, name, port)
 			}
 			taken[end] = true
-			h.Ports = max(h.Ports, port+1)
+			*n = max(*n, port+1)
 			ends[j] = name
 		}
 		if ends[0] == ends[1] {
@@ -248,6 +264,9 @@ func (t Topology) complete() (Topology, error) {
 	for i := range hosts {
 		hosts[i].Ports = max(hosts[i].Ports, 1)
 	}
-	t.Hosts, t.Cables = hosts, cables
+	for i := range hubs {
+		hubs[i].Ports = max(hubs[i].Ports, 2)
+	}
+	t.Hosts, t.Hubs, t.Cables = hosts, hubs, cables
 	return t, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/rig/guest"
+	"tbcluster/rig/state"
 )
 
 // maxTrafficCables is how many cables have a network of their own in 10.76/16.
@@ -22,13 +23,16 @@ const maxTrafficCables = 1 << 14
 // until they have carrier. The addresses are of a network of the cable's own, a
 // /30 in 10.76.0.0/16: .1 at its first end and .2 at its second.
 func (c *Cable) Address(ctx context.Context) error {
+	if c.link == nil {
+		return fault.Newf(fault.Usage, "choose a cable that leads from one host to another", "there is no network over %s, which leads to a hub", c)
+	}
 	// Both at once: thunderbolt_net logs in when its interface goes up, and tries
 	// again only seconds later where the other end was not ready.
 	var errs [2]error
 	var both sync.WaitGroup
 	for i, e := range c.ends() {
 		both.Go(func() {
-			n, err := e.host.WaitInterface(ctx, e.port)
+			n, err := e.host.waitInterface(ctx, e.device, "an interface", func(state.Interface) string { return "" })
 			if err == nil {
 				_, err = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), n.Name, n.Name))
 			}
@@ -40,7 +44,7 @@ func (c *Cable) Address(ctx context.Context) error {
 		return err
 	}
 	for _, e := range c.ends() {
-		if _, err := e.host.WaitCarrier(ctx, e.port); err != nil {
+		if _, err := e.host.waitInterface(ctx, e.device, "the carrier of the interface", noCarrier); err != nil {
 			return err
 		}
 	}
@@ -57,7 +61,10 @@ func (c *Cable) IP(end int) string {
 // there is none now.
 func (c *Cable) Interface(end int) string {
 	e := c.ends()[end]
-	if n := e.host.State().Peer(e.device()).Interface(); n != nil {
+	if e.host == nil {
+		return ""
+	}
+	if n := e.host.State().Peer(e.device).Interface(); n != nil {
 		return n.Name
 	}
 	return ""

@@ -109,7 +109,7 @@ func TestFlagsMakeTheTopology(t *testing.T) {
 	var flags topologyFlags
 	f := pflag.NewFlagSet("x", pflag.ContinueOnError)
 	flags.add(f)
-	if err := f.Parse(strings.Fields("--hosts 3 --shape ring --kernel stable --usb4 2 --generation 4 --iommu --rate 100mbit --latency 1ms --loss-every 7 --seed 5")); err != nil {
+	if err := f.Parse(strings.Fields("--hosts 3 --shape ring --kernel stable --usb4 2 --generation 4 --iommu --rate 100mbit --latency 1ms --loss-every 7 --corrupt 0.5 --corrupt-silent 0.25 --overrun-every 9 --seed 5")); err != nil {
 		t.Fatal(err)
 	}
 	topology, err := flags.topology()
@@ -122,7 +122,7 @@ func TestFlagsMakeTheTopology(t *testing.T) {
 	if h := topology.Hosts[2]; h.Version != 2 || h.Speed != usb4.Gen4 || !h.IOMMU {
 		t.Errorf("%+v", h)
 	}
-	if o := topology.Cables[2].Options; o.Rate != 100_000_000 || o.Latency != time.Millisecond || o.Loss.Every != 7 {
+	if o := topology.Cables[2].Options; o.Rate != 100_000_000 || o.Latency != time.Millisecond || o.Loss != (usb4.Injection{Every: 7}) || o.CorruptFlagged.Probability != 0.5 || o.Corrupt.Probability != 0.25 || o.Overrun.Every != 9 {
 		t.Errorf("%+v", o)
 	}
 }

@@ -337,6 +337,11 @@ func status(r *rig.Rig) string {
 			continue
 		}
 		fmt.Fprintf(&b, "host %-13s on, kernel %s, console %s\n", h.Name(), h.Spec().Kernel, h.Console())
+		for _, d := range h.State().Domains {
+			for _, o := range d.Others {
+				fmt.Fprintf(&b, "  %-6s a hub\n", o)
+			}
+		}
 		for _, p := range h.State().Peers() {
 			name := "no interface"
 			if n := p.Interface(); n != nil {
@@ -362,6 +367,14 @@ func counters(r *rig.Rig) string {
 		}{{c.A, c.B, c.AtoB}, {c.B, c.A, c.BtoA}} {
 			fmt.Fprintf(&b, "%s > %s: %d frames, %d bytes sent; %d, %d delivered; lost %d, corrupted %d, corrupted and said so %d, overrun %d, cut off %d; %d control packets\n",
 				w.from, w.to, w.Sent, w.SentBytes, w.Delivered, w.DeliveredBytes, w.Lost, w.Corrupted, w.CorruptedFlagged, w.Overrun, w.DroppedAfter, w.Control)
+			if j := w.Judged; j != (usb4.Judged{}) {
+				fmt.Fprintf(&b, "  injected: lost %d of %d, corrupted %d of %d, corrupted and said so %d of %d, overrun %d of %d\n",
+					w.Lost, j.Loss, w.Corrupted, j.Corrupt, w.CorruptedFlagged, j.CorruptFlagged, w.Overrun, j.Overrun)
+			}
+			if w.Idle != 0 || w.Missed != 0 || w.Late != 0 {
+				fmt.Fprintf(&b, "  its rate: %v with nothing to send, %v never made up for, at most %v late\n",
+					w.Idle.Round(time.Microsecond), w.Missed.Round(time.Microsecond), w.Late.Round(time.Microsecond))
+			}
 		}
 	}
 	for _, h := range all.Hosts {
@@ -373,8 +386,8 @@ func counters(r *rig.Rig) string {
 				if n.Frames == 0 && n.Dropped.Total() == 0 {
 					continue
 				}
-				fmt.Fprintf(&b, "%s %s%d: %d frames, %d bytes, %d interrupts, held %d, paced %d, CRC errors %d, overruns %d, dropped %+v\n",
-					h.Name, rings.name, i, n.Frames, n.Bytes, n.Interrupts, n.Held, n.Paced, n.CRCErrors, n.Overruns, n.Dropped)
+				fmt.Fprintf(&b, "%s %s%d: %d frames, %d bytes, %d interrupts, held %d, paced %d, CRC errors %d, overruns %d, corrupted %d, dropped %+v\n",
+					h.Name, rings.name, i, n.Frames, n.Bytes, n.Interrupts, n.Held, n.Paced, n.CRCErrors, n.Overruns, n.Corrupted, n.Dropped)
 			}
 		}
 		for _, p := range h.Paths {

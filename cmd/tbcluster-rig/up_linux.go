@@ -32,7 +32,7 @@ type topologyFlags struct {
 
 func (t *topologyFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&t.hosts, "hosts", 2, fmt.Sprintf("number of hosts, 1 to %d; they are called a, b, c, …", rig.MaxHosts))
-	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh or none")
+	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh, hub (all others behind a hub of the first) or none")
 	f.IntVar(&t.cables, "cables", 1, "cables between each two hosts that are joined")
 	f.StringVar(&t.kernel, "kernel", "newest", "kernel of the hosts: newest, stable or debug (KASAN and lockdep, slow)")
 	f.BoolVar(&t.lan, "lan", false, "an Ethernet between the hosts besides, which leads nowhere else")
@@ -75,20 +75,32 @@ func (t *topologyFlags) topology() (rig.Topology, error) {
 
 // wireFlags are those of a cable.
 type wireFlags struct {
-	flags         *pflag.FlagSet
-	rate          string
-	latency       time.Duration
-	loss, corrupt float64
-	lossEvery     uint64
+	flags   *pflag.FlagSet
+	rate    string
+	latency time.Duration
+	inject  [4]usb4.Injection // in the order of injections
+}
+
+// injections are what flags can do to frames: NAME with a probability, and
+// NAME-every.
+var injections = []struct {
+	name, frames string // what frames do
+	of           func(*usb4.CableOptions) *usb4.Injection
+}{
+	{"loss", "are lost", func(o *usb4.CableOptions) *usb4.Injection { return &o.Loss }},
+	{"corrupt", "arrive with one bit wrong and say so", func(o *usb4.CableOptions) *usb4.Injection { return &o.CorruptFlagged }},
+	{"corrupt-silent", "arrive with one bit wrong and do not say so", func(o *usb4.CableOptions) *usb4.Injection { return &o.Corrupt }},
+	{"overrun", "arrive flagged with a buffer overrun", func(o *usb4.CableOptions) *usb4.Injection { return &o.Overrun }},
 }
 
 func (w *wireFlags) add(f *pflag.FlagSet) {
 	w.flags = f
 	f.StringVar(&w.rate, "rate", "", `rate of a cable each way, as tc writes it ("100mbit"; "none" as fast as it goes)`)
 	f.DurationVar(&w.latency, "latency", 0, "time that a frame takes over a cable")
-	f.Float64Var(&w.loss, "loss", 0, "part of the frames that are lost, 0 to 1")
-	f.Uint64Var(&w.lossEvery, "loss-every", 0, "every n-th frame is lost")
-	f.Float64Var(&w.corrupt, "corrupt", 0, "part of the frames that arrive with one bit wrong and say so, 0 to 1")
+	for i, x := range injections {
+		f.Float64Var(&w.inject[i].Probability, x.name, 0, "part of the frames, 0 to 1, that "+x.frames)
+		f.Uint64Var(&w.inject[i].Every, x.name+"-every", 0, "every n-th frame is one of those that "+x.frames)
+	}
 }
 
 // apply changes what was given on the command line.
@@ -106,14 +118,13 @@ func (w *wireFlags) apply(o *usb4.CableOptions) error {
 	if w.flags.Changed("latency") {
 		o.Latency = w.latency
 	}
-	if w.flags.Changed("loss") {
-		o.Loss.Probability = w.loss
-	}
-	if w.flags.Changed("loss-every") {
-		o.Loss.Every = w.lossEvery
-	}
-	if w.flags.Changed("corrupt") {
-		o.CorruptFlagged.Probability = w.corrupt
+	for i, x := range injections {
+		if w.flags.Changed(x.name) {
+			x.of(o).Probability = w.inject[i].Probability
+		}
+		if w.flags.Changed(x.name + "-every") {
+			x.of(o).Every = w.inject[i].Every
+		}
 	}
 	return nil
 }

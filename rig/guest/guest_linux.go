@@ -29,10 +29,10 @@ const portName = wire.Port
 // PowerOn starts it again with the same disks. Its methods may be called by
 // several goroutines.
 type Guest struct {
-	o         Options
-	dir       string
-	temporary bool   // dir is ours
-	initrd    string // the file that QEMU loads
+	o      Options
+	dir    string
+	remove func() error // dir, if it is ours
+	initrd string       // the file that QEMU loads
 
 	power sync.Mutex // held while the power is switched
 
@@ -70,11 +70,10 @@ func Start(ctx context.Context, o Options) (*Guest, error) {
 	}
 	g := &Guest{o: o, dir: o.Dir, changed: make(chan struct{})}
 	if g.dir == "" {
-		dir, err := os.MkdirTemp("", "rig-"+o.Name+"-")
-		if err != nil {
-			return nil, fault.New(fault.FileIO, "make a directory for guest "+o.Name, err, "")
+		var err error
+		if g.dir, g.remove, err = TempDir(o.Name); err != nil {
+			return nil, err
 		}
-		g.dir, g.temporary = dir, true
 	} else if err := os.MkdirAll(g.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make a directory for guest "+o.Name, err, "").At(g.dir)
 	}
@@ -549,8 +548,8 @@ func (g *Guest) Close() error {
 			err = errors.Join(err, e)
 		}
 	}
-	if g.temporary {
-		err = errors.Join(err, os.RemoveAll(g.dir))
+	if g.remove != nil {
+		err = errors.Join(err, g.remove())
 	}
 	return err
 }
