@@ -33,7 +33,7 @@ func images(t *testing.T) (*image.Store, *image.Tools) {
 	if err == nil {
 		tools, err = s.Tools(t.Context())
 	}
-	if fault.Is(err, fault.NoPermission) || fault.Is(err, fault.Connection) || fault.Is(err, fault.Unsupported) {
+	if image.Unavailable(err) {
 		t.Skip("no guests here: ", err)
 	}
 	if err != nil {
