@@ -35,7 +35,7 @@ import (
 //	                          and b.sock, two hosts with a cable between them, and
 //	                          serves until its standard input ends or it is killed
 //	TBCLUSTER_BENCH_BOOTS=3, TBCLUSTER_BENCH_RUNS=5  how often
-//	TBCLUSTER_BENCH_FRAMES=40000                     frames of a run
+//	TBCLUSTER_BENCH_FRAMES=200000                    frames of a run
 //	TBCLUSTER_BENCH_PROFILE=DIR  a CPU profile of the emulator for each plain run of
 //	                             the first boot; `go tool pprof DIR/*` adds them up
 //
@@ -46,7 +46,7 @@ func TestRingBench(t *testing.T) {
 	if os.Getenv("TBCLUSTER_BENCH") == "" {
 		t.Skip("a measurement, for an idle machine: TBCLUSTER_BENCH=1, or make bench-rig")
 	}
-	b := bench{boots: benchNumber(t, "BOOTS", 3), runs: benchNumber(t, "RUNS", 5), frames: benchNumber(t, "FRAMES", 40000), peer: os.Getenv("TBCLUSTER_BENCH_PEER")}
+	b := bench{boots: benchNumber(t, "BOOTS", 3), runs: benchNumber(t, "RUNS", 5), frames: benchNumber(t, "FRAMES", 200000), peer: os.Getenv("TBCLUSTER_BENCH_PEER")}
 	for boot := range b.boots {
 		t.Run(fmt.Sprint("boot ", boot+1), func(t *testing.T) { b.boot(t, boot) })
 	}

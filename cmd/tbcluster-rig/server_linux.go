@@ -390,10 +390,17 @@ func counters(r *rig.Rig) string {
 					h.Name, rings.name, i, n.Frames, n.Bytes, n.Interrupts, n.Held, n.Paced, n.CRCErrors, n.Overruns, n.Corrupted, n.Dropped)
 			}
 		}
-		for _, p := range h.Paths {
-			fmt.Fprintf(&b, "%s path adapter %d hop %d > adapter %d hop %d: enabled %v, %d frames, %d bytes, %d dropped\n",
-				h.Name, p.Adapter, p.Hop, p.OutAdapter, p.OutHop, p.Enabled, p.Frames, p.Bytes, p.DroppedFrames)
-		}
+		paths(&b, h.Name, h.Paths)
+	}
+	for _, h := range all.Hubs {
+		paths(&b, h.Name, h.Paths)
 	}
 	return b.String()
+}
+
+func paths(b *strings.Builder, name string, list []usb4.PathCounters) {
+	for _, p := range list {
+		fmt.Fprintf(b, "%s path adapter %d hop %d > adapter %d hop %d: enabled %v, %d frames, %d bytes, %d dropped\n",
+			name, p.Adapter, p.Hop, p.OutAdapter, p.OutHop, p.Enabled, p.Frames, p.Bytes, p.DroppedFrames)
+	}
 }

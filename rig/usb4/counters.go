@@ -9,7 +9,15 @@ import "time"
 // guests.
 type Counters struct {
 	Hosts  []HostCounters
+	Hubs   []HubCounters
 	Cables []CableCounters
+}
+
+// HubCounters are those of one hub.
+type HubCounters struct {
+	Name string
+	// Paths are by hop of each path through it, as those of hosts.
+	Paths []PathCounters
 }
 
 // HostCounters are those of one host.

@@ -287,6 +287,9 @@ func (f *Fabric) Counters() Counters {
 	for _, h := range f.hosts {
 		c.Hosts = append(c.Hosts, h.counters())
 	}
+	for _, h := range f.hubs {
+		c.Hubs = append(c.Hubs, HubCounters{Name: h.name, Paths: h.router.pathCounters()})
+	}
 	for _, k := range f.cables {
 		c.Cables = append(c.Cables, k.counters())
 	}

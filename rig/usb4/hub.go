@@ -295,11 +295,3 @@ func crc8(b []byte) byte {
 	}
 	return crc
 }
-
-// Paths returns the counters of the enabled entries of its path configuration
-// spaces, and of those that have been.
-func (h *Hub) Paths() []PathCounters {
-	h.fabric.mu.Lock()
-	defer h.fabric.mu.Unlock()
-	return h.router.pathCounters()
-}

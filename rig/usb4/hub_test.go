@@ -209,11 +209,11 @@ func TestFramesCrossAHub(t *testing.T) {
 		t.Errorf("cables: to the hub %+v, to b %+v, to c %+v", n, b, c)
 	}
 	var through uint64
-	for _, p := range x.hub.Paths() {
+	for _, p := range k.Hubs[0].Paths {
 		through += p.Frames
 	}
-	if through != 300 {
-		t.Errorf("%d frames by the paths of the hub: %+v", through, x.hub.Paths())
+	if through != 300 || k.Hubs[0].Name != "hub" {
+		t.Errorf("%d frames by the paths of the hub: %+v", through, k.Hubs)
 	}
 	// Injections of both cables, each counted with its own.
 	set := func(c *Cable, from *Port, o WireOptions) {
