@@ -550,9 +550,8 @@ func reload(t *testing.T, d *desk) {
 func killed(t *testing.T, d *desk) {
 	a, b := d.Host("a"), d.Host("b")
 	before := d.status(t, a).link(t)
-	t.Log(sh(t, b, "pgrep -af tbcluster"))
 	// The pattern does not fit the shell that looks for it.
-	for _, half := range []string{"tbcluster agen[t] --root", "tbcluster agen[t]$"} {
+	for _, half := range []string{"tbcluster agen[t] --root$", "tbcluster agen[t] --root-half "} {
 		sh(t, b, "pkill -9 -f '"+half+"'")
 		if err := d.c.Stop(b); err != nil {
 			t.Fatal(err)
