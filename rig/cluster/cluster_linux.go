@@ -86,9 +86,9 @@ func (c *Cluster) Start(ctx context.Context, h *rig.Host) error {
 		case <-ctx.Done():
 		}
 	}()
-	// The socket of the agent is there when it answers; sysfs and sockets tell
-	// nobody, so the guest looks.
-	_, err = h.Sh(ctx, "until [ -S /run/tbcluster/agent.sock ]; do sleep 0.05; done; tbcluster version >/dev/null")
+	// Nobody is told of an agent that answers, so the guest looks. A socket alone
+	// may be that of one that was killed.
+	_, err = h.Sh(ctx, "until [ -S /run/tbcluster/agent.sock ] && "+Path+" status -o json >/dev/null 2>&1; do sleep 0.05; done")
 	if cause := context.Cause(ctx); cause != nil {
 		return fault.New(fault.NoAgent, "start the agent of host "+h.Name(), cause, "")
 	}
