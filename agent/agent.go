@@ -80,6 +80,9 @@ type Agent struct {
 	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
+	// others is how many other nodes the last picture had; of the loop alone, as
+	// are the next.
+	others int
 	// lastOwn, published, steadies and lastRTT are what was published and posted
 	// last; they belong to the reconcile loop.
 	lastOwn   own

@@ -222,13 +222,13 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	slow := time.NewTicker(2 * time.Second) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
-	news := true
+	news, pending := true, false
 	var last time.Time // the whole picture
 	for {
 		begin := time.Now()
-		if news || begin.Sub(last) > pictureEvery || a.ownNews(ctx) {
+		if news || pending && begin.Sub(last) > lookEvery(a.others) || begin.Sub(last) > pictureEvery {
 			a.reconcile(ctx)
-			last = begin
+			last, pending = begin, false
 		}
 		took := time.Since(begin)
 		for _, w := range waiters {
@@ -243,9 +243,15 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case w := <-a.waiting:
 			waiters = append(waiters, w)
 		case <-members:
+			// Among many nodes one of them always tells a counter.
+			_, news = a.sections.readNews(a.member.Snapshot())
+			pending = true
 		case <-found:
 		case <-slow.C:
-			news = false
+			news = a.ownNews(ctx)
+		}
+		if !news && (!pending || time.Since(last) <= lookEvery(a.others)) {
+			continue
 		}
 		// What changes together is seen together, and among many nodes, where
 		// something always changes, the picture is not all that this does.
@@ -270,8 +276,18 @@ const (
 	pictureEvery = 30 * time.Second
 )
 
+// lookEvery is how often the counters of n others make a new picture: at once
+// among a few, and every sixteen seconds among 64.
+func lookEvery(n int) time.Duration {
+	if n < 8 {
+		return 0
+	}
+	return time.Duration(n) * time.Second / 4
+}
+
 func (a *Agent) reconcile(ctx context.Context) {
 	views := a.member.Snapshot()
+	a.others = len(views)
 	known := a.sections.read(views)
 	peers, claims, reach := a.peersOf(views, known)
 	a.tracker.SetPeers(peers)

@@ -496,9 +496,17 @@ func checkReleased(f Facts) []seen {
 }
 
 func checkManaged(f Facts) []seen {
+	// As long as there is no address to take away, none is told.
+	addressed := map[string]bool{}
+	f.mine(func(_ *tbclusterv1.Link, own *tbclusterv1.LinkEnd) {
+		addressed[own.GetInterface()] = addressed[own.GetInterface()] || own.GetAddress() != ""
+	})
+	for _, c := range f.Wanted {
+		addressed[c.Interface] = true
+	}
 	var out []seen
 	for _, i := range f.Network.Interfaces {
-		if i.Cable && i.ManagedBy != "" {
+		if i.Cable && i.ManagedBy != "" && addressed[i.Name] {
 			out = append(out, seen{subject: i.Name, evidence: i.ManagedBy + " lists " + i.Name + " as its own",
 				words: map[string]string{"manager": i.ManagedBy, "interface": i.Name}})
 		}

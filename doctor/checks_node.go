@@ -161,9 +161,22 @@ func checkClock(f Facts) []seen {
 			direction = "behind"
 		}
 		out = append(out, seen{subject: id, evidence: fmt.Sprintf("%v by its last heartbeat", offset.Round(time.Millisecond)),
-			words: map[string]string{"peer": f.nodeName(id), "offset": offset.Abs().Round(time.Second).String(), "direction": direction}})
+			words: map[string]string{"peer": f.nodeName(id), "offset": span(offset.Abs()), "direction": direction}})
 	}
 	return out
+}
+
+// span is a time as people say it: a clock may be wrong by days.
+func span(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d < 2*day {
+		return d.Round(time.Second).String()
+	}
+	days := d.Round(time.Hour) / day
+	if hours := d.Round(time.Hour) % day / time.Hour; hours > 0 {
+		return fmt.Sprintf("%d days %d h", days, hours)
+	}
+	return fmt.Sprintf("%d days", days)
 }
 
 func checkVersion(f Facts) []seen {

@@ -155,6 +155,23 @@ var provocations = map[string]struct {
 	"data-on-lan":       {func(f *Facts) { f.DataInterface["bbb"] = "eth0" }, []string{"beta over eth0"}},
 }
 
+func TestAClockThatIsWrongByDaysIsSaidInDays(t *testing.T) {
+	for d, want := range map[time.Duration]string{90 * time.Second: "1m30s", 26 * time.Hour: "26h0m0s", 120*time.Hour - time.Second: "5 days", 75 * time.Hour: "3 days 3 h"} {
+		if got := span(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestAManagerOfAnInterfaceWithoutAddressIsNoFinding(t *testing.T) {
+	f := healthy()
+	f.Network.Interfaces[0].ManagedBy = "NetworkManager"
+	f.Links = nil
+	for _, x := range checkManaged(f) {
+		t.Errorf("%+v", x)
+	}
+}
+
 func TestAHealthyNodeHasNoFindings(t *testing.T) {
 	if found := Check(healthy()); len(found) != 0 {
 		t.Errorf("found %v", found)

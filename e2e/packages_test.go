@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tbcluster/engine/llamacpp"
+	"tbcluster/scripts/packaging"
 )
 
 // released1 are the packages of version 1.0.0, built once.
@@ -33,42 +33,18 @@ var released1 = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	dir = filepath.Join(dir, "packages")
-	return dir, packages("1.0.0", dir)
+	return dir, packaging.Build("1.0.0", dir)
 })
-
-// errNoTool says that there is nothing to build packages with.
-var errNoTool = errors.New("nfpm is not here, so no package is built; `scripts/deps packages` installs it")
-
-// packages builds deb and rpm of a version for this machine.
-func packages(version, dir string) error {
-	root, err := filepath.Abs("..")
-	if err != nil {
-		return err
-	}
-	if out, err := exec.Command(filepath.Join(root, "scripts/go"), "nfpm", "--version").CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %w\n%s", errNoTool, err, out)
-	}
-	cmd := exec.Command(filepath.Join(root, "scripts/packages"), dir)
-	cmd.Env = append(os.Environ(), "PACKAGE_VERSION="+version, "PACKAGE_ARCHES="+runtime.GOARCH, "PACKAGE_ONLY=linux", "SOURCE_DATE_EPOCH=1790000000")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the packages: %w\n%s", err, out)
-	}
-	return nil
-}
 
 // built fails or skips the test where packages could not be built.
 func built(t *testing.T, err error) {
 	t.Helper()
 	switch {
-	case errors.Is(err, errNoTool):
+	case errors.Is(err, packaging.ErrNoTool):
 		t.Skip(err)
 	case err != nil:
 		t.Fatal(err)
 	}
-}
-
-func debOf(dir, version string) string {
-	return filepath.Join(dir, "tbcluster_"+version+"-1_"+runtime.GOARCH+".deb")
 }
 
 // needDebian skips the test where no Debian can be made, and says why.
@@ -224,11 +200,6 @@ func (b box) until(what string, fits func(out string) bool, argv ...string) stri
 	return ""
 }
 
-// volatile is what changes by itself or is dpkg's own memory; a name that ends
-// with "/" stands for all below.
-var volatile = []string{"proc/", "sys/", "dev/", "run/", "tmp/", "pkg/", "var/lib/dpkg/", "var/log/", "var/cache/", "var/lib/systemd/", "var/tmp/",
-	"etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-", "etc/.pwd.lock", "etc/machine-id", "etc/ld.so.cache", "etc/.updated", "var/.updated"}
-
 // tree is everything on a file system: by path, what it is and holds.
 func tree(t *testing.T, root string) map[string]string {
 	t.Helper()
@@ -238,7 +209,7 @@ func tree(t *testing.T, root string) map[string]string {
 			return err
 		}
 		rel := strings.TrimPrefix(path, root+"/")
-		for _, v := range volatile {
+		for _, v := range packaging.Volatile() {
 			if strings.HasSuffix(v, "/") && rel+"/" == v {
 				return filepath.SkipDir
 			}
@@ -312,7 +283,7 @@ func TestPackageInAChroot(t *testing.T) {
 	built(t, err)
 	t.Run("built again it is the same", func(t *testing.T) {
 		again := t.TempDir()
-		built(t, packages("1.0.0", again))
+		built(t, packaging.Build("1.0.0", again))
 		a, err := os.ReadFile(filepath.Join(dist, "SHA256SUMS"))
 		if err != nil {
 			t.Fatal(err)
@@ -334,7 +305,7 @@ func TestPackageInAChroot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := box{t: t, root: debian(t)}
 			prepare(b)
-			b.put(debOf(dist, "1.0.0"), "pkg/one.deb")
+			b.put(packaging.Deb(dist, "1.0.0"), "pkg/one.deb")
 			before := tree(t, b.root)
 			b.run("dpkg", "--force-unsafe-io", "-i", "/pkg/one.deb")
 			installed := tree(t, b.root)
@@ -525,14 +496,14 @@ func TestPackageUnderSystemd(t *testing.T) {
 	dist, err := released1()
 	built(t, err)
 	next := t.TempDir()
-	built(t, packages("1.0.1", next))
+	built(t, packaging.Build("1.0.1", next))
 	b := boot(t, debian(t))
 	home, err := os.UserHomeDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.put(debOf(dist, "1.0.0"), "pkg/one.deb")
-	b.put(debOf(next, "1.0.1"), "pkg/two.deb")
+	b.put(packaging.Deb(dist, "1.0.0"), "pkg/one.deb")
+	b.put(packaging.Deb(next, "1.0.1"), "pkg/two.deb")
 	before := tree(t, b.root)
 
 	b.run("useradd", "--create-home", "--shell", "/bin/bash", "ada")

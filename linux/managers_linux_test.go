@@ -1,8 +1,11 @@
 package linux
 
 import (
+	"bufio"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -77,6 +80,40 @@ func TestTellingAManagerToLeaveAnInterface(t *testing.T) {
 				t.Errorf("%s: the file is still there: %v", name, err)
 			}
 		}
+	}
+}
+
+// NetworkManager needs a while to leave an interface, and sets it down then.
+func TestAManagerIsWaitedFor(t *testing.T) {
+	const index, left = "1", "[device]\nmanaged=false\n" // of lo, everywhere
+	run, proc := t.TempDir(), t.TempDir()
+	file := filepath.Join(run, "NetworkManager/devices", index)
+	write(t, "/", map[string]string{file: "[device]\nmanaged=true\n"})
+	// A process of ours that SIGHUP makes say that it has left.
+	manager := exec.Command("sh", "-c", `trap 'sleep 0.3; printf "$2" >"$1.new"; mv "$1.new" "$1"' HUP; echo ready; while :; do sleep 0.05; done`, "manager", file, left)
+	out, err := manager.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := manager.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := manager.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = manager.Wait() // killed
+	}()
+	if !bufio.NewScanner(out).Scan() {
+		t.Fatal("the manager did not start")
+	}
+	write(t, proc, map[string]string{strconv.Itoa(manager.Process.Pid) + "/comm": "NetworkManager\n"})
+	h := New(Options{RunRoot: run, ProcRoot: proc})
+	if err := h.Apply(t.Context(), host.Change{Kind: host.ChangeUnmanage, Interface: "lo", Manager: "NetworkManager"}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != left {
+		t.Errorf("it was not waited for: %q, %v", b, err)
 	}
 }
 

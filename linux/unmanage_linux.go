@@ -18,6 +18,10 @@ import (
 	"tbcluster/host"
 )
 
+// letGoPoll is how often the state of a manager is looked at while it has been
+// told to leave an interface: files below /run tell nobody.
+const letGoPoll = 10 * time.Millisecond
+
 // reloadTimeout is how long a manager may take to read its files again.
 const reloadTimeout = 15 * time.Second
 
@@ -37,13 +41,44 @@ func (m *machine) unmanage(ctx context.Context, c host.Change) error {
 	if err := renameio.WriteFile(path, []byte(mgr.text(c.Interface)), 0o644); err != nil {
 		return err
 	}
-	if err := m.reload(ctx, mgr); err != nil {
+	err = m.reload(ctx, mgr)
+	if err == nil {
+		err = m.letGo(ctx, mgr, c.Interface)
+	}
+	if err != nil {
 		if before == "" {
 			err = errors.Join(err, os.Remove(path))
 		}
 		return fmt.Errorf("%s written, but: %w", path, err)
 	}
 	return nil
+}
+
+// letGo waits until a manager has left an interface. It takes its addresses
+// away, and NetworkManager sets the interface down: what is set up before would
+// be lost.
+func (m *machine) letGo(ctx context.Context, mgr manager, iface string) error {
+	ctx, cancel := context.WithTimeout(ctx, reloadTimeout)
+	defer cancel()
+	for {
+		running, err := m.seeker.running()
+		if err != nil || running[mgr.name] == 0 {
+			return err
+		}
+		l, err := find(iface)
+		if err != nil {
+			return err
+		}
+		state, err := readText(m.run, fmt.Sprintf(mgr.state, l.Attrs().Index))
+		if err != nil || !mgr.fights(state) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s still manages %s: %w", mgr.name, iface, ctx.Err())
+		case <-time.After(letGoPoll):
+		}
+	}
 }
 
 func (m *machine) manage(ctx context.Context, c host.Change) error {

@@ -51,12 +51,14 @@ func (h *Host) start(ctx context.Context, i *images) error {
 		Files: append(append([]image.File{{Path: probePath, Mode: 0o755, Source: i.probe}}, h.rig.options.Files...), h.spec.Files...),
 		Dir:   filepath.Join(h.rig.dir, h.spec.Name),
 	}
-	if h.spec.Disk > 0 {
-		disk := filepath.Join(h.rig.dir, h.spec.Name+".qcow2")
-		if out, err := i.tools.Command(ctx, "/usr/bin/qemu-img", "create", "-q", "-f", "qcow2", disk, fmt.Sprintf("%dM", h.spec.Disk)).CombinedOutput(); err != nil {
-			return fault.New(fault.LabFailed, "make a disk for host "+h.Name(), fmt.Errorf("%w: %s", err, out), "").At(disk)
-		}
-		o.Disks = []string{disk}
+	disks, err := h.disks(ctx, i)
+	if err != nil {
+		return err
+	}
+	o.Disks = disks
+	if o.System = h.spec.System; o.System {
+		// As in the initramfs, where nothing gives interfaces other names.
+		o.CommandLine = append([]string{"net.ifnames=0"}, o.CommandLine...)
 	}
 	if h.rig.lan != nil {
 		wire, err := h.rig.lan.plug()
@@ -73,13 +75,35 @@ func (h *Host) start(ctx context.Context, i *images) error {
 	return h.booted(ctx)
 }
 
+// disks makes the disks of the host.
+func (h *Host) disks(ctx context.Context, i *images) (disks []string, err error) {
+	add := func(kind, base string, size int64) error {
+		disk := filepath.Join(h.rig.dir, h.spec.Name+kind+".qcow2")
+		disks = append(disks, disk)
+		return i.tools.CreateDisk(ctx, disk, base, size)
+	}
+	if h.spec.System {
+		err = add("-system", i.system, 0)
+	}
+	if h.spec.Disk > 0 && err == nil {
+		err = add("", "", int64(h.spec.Disk)<<20)
+	}
+	if h.spec.Data != "" && err == nil {
+		raw := filepath.Join(h.rig.dir, h.spec.Name+"-data.raw")
+		if err = i.tools.FileSystem(ctx, raw, DataLabel, h.spec.Data); err == nil {
+			err = add("-data", raw, 0)
+		}
+	}
+	return disks, err
+}
+
 // booted brings a host that has just booted to where it is used.
 func (h *Host) booted(ctx context.Context) error {
 	h.rig.change(func() { h.on = true })
 	if err := h.observe(ctx); err != nil {
 		return err
 	}
-	if h.rig.lan != nil {
+	if h.rig.lan != nil && !h.spec.System {
 		if _, err := h.Sh(ctx, fmt.Sprintf("ip link set eth0 up && ip addr add %s/24 dev eth0", h.LANAddress())); err != nil {
 			return err
 		}
@@ -230,6 +254,14 @@ func (h *Host) Plug(port int) { h.Cable(port).Plug() }
 // Unplug pulls the cable in a port.
 func (h *Host) Unplug(port int) { h.Cable(port).Unplug() }
 
+// awake sees that the driver has found its router and keeps that awake: without
+// a PCIe root port above it the driver would not hear of a plug once it has
+// suspended the router. The debug kernel has no power management.
+const awake = `for d in /sys/bus/pci/drivers/thunderbolt/0000:*; do
+	[ -d "$d" ] || { echo 'the thunderbolt driver has found no router' >&2; exit 1; }
+	[ ! -e "$d/power/control" ] || echo on >"$d/power/control"
+done`
+
 // LoadDriver loads the thunderbolt driver and thunderbolt_net.
 func (h *Host) LoadDriver(ctx context.Context) error {
 	load := "modprobe thunderbolt\nmodprobe thunderbolt_net\n"
@@ -244,9 +276,7 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 		}
 	}
 	h.mark(nil)
-	// Without a PCIe root port above it the driver would not hear of a plug once
-	// it has suspended the router.
-	_, err := h.Sh(ctx, load+"for d in /sys/bus/pci/drivers/thunderbolt/0000:*/power/control; do echo on >$d; done")
+	_, err := h.Sh(ctx, load+awake)
 	if err == nil {
 		h.rig.change(func() { h.driver = true })
 	}

@@ -137,6 +137,7 @@ type images struct {
 	boots  map[image.Kernel]image.Boot
 	probe  string
 	agents string
+	system string // the disk; "" where no host has one
 }
 
 // images builds what is missing.
@@ -150,6 +151,11 @@ func (r *Rig) images(ctx context.Context) (*images, error) {
 		return nil, err
 	}
 	for _, h := range r.topology.Hosts {
+		if h.System && i.system == "" {
+			if i.system, err = store.System(ctx); err != nil {
+				return nil, err
+			}
+		}
 		if _, ok := i.boots[h.Kernel]; ok {
 			continue
 		}

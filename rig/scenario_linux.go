@@ -49,6 +49,7 @@ type HostOptions struct {
 	Memory  int  `toml:"memory,omitempty"` // MiB
 	CPUs    int  `toml:"cpus,omitempty"`
 	Disk    int  `toml:"disk,omitempty"` // MiB
+	System  bool `toml:"system,omitempty"`
 	IOMMU   bool `toml:"iommu,omitempty"`
 }
 
@@ -459,7 +460,7 @@ func (o HostOptions) apply(h *HostSpec) {
 	if o.Gen != 0 {
 		h.Speed = usb4.Generation(o.Gen)
 	}
-	h.IOMMU = h.IOMMU || o.IOMMU
+	h.System, h.IOMMU = h.System || o.System, h.IOMMU || o.IOMMU
 }
 
 // options are those of package usb4.

@@ -28,11 +28,15 @@ type Topology struct {
 	// Kernel is that of hosts that do not name one; "" is image.Backport.
 	Kernel image.Kernel
 	// LAN gives every host a network interface on one Ethernet besides, which
-	// leads nowhere else: the host of number i (from 0) has 192.168.77.i+1/24.
+	// leads nowhere else, eth0: the host of number i (from 0) has
+	// 192.168.77.i+1/24, but for one with System, which gives itself what it has.
 	LAN bool
 	// Seed decides what is lost and corrupted by probability.
 	Seed uint64
 }
+
+// DataLabel is the label of the file system with a host's Data.
+const DataLabel = "rigdata"
 
 // HostSpec is one host. Zero values stand for what is said with each.
 type HostSpec struct {
@@ -44,10 +48,17 @@ type HostSpec struct {
 	Speed                 usb4.Generation
 
 	Kernel image.Kernel // "" is that of the topology
-	Memory int          // MiB; 0 is 512, or 1024 for the debug kernel
+	Memory int          // MiB; 0 is 512, or 1024 for the debug kernel or with System
 	CPUs   int          // 0 is 1
 	// Disk is the size of an empty disk in MiB, /dev/vda; 0 is no disk.
 	Disk int
+	// System boots Debian with systemd, NetworkManager and dpkg from a disk of its
+	// own, which is /dev/vda then, instead of the initramfs. Interfaces of the LAN
+	// are left to what runs there.
+	System bool
+	// Data is a directory of the machine that the host has a copy of, in a file
+	// system on its last disk: it is mounted by its label, DataLabel.
+	Data string
 	// IOMMU gives it an IOMMU that translates what the host router asks for.
 	IOMMU bool
 	// ClockOffset is how wrong its clock is.
@@ -197,7 +208,7 @@ func (t Topology) complete() (Topology, error) {
 		}
 		if h.Memory == 0 {
 			h.Memory = 512
-			if h.Kernel == image.Debug {
+			if h.Kernel == image.Debug || h.System {
 				h.Memory = 1024
 			}
 		}

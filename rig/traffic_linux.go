@@ -86,15 +86,28 @@ func (t Traffic) Gbps() float64 { return float64(2*t.Bytes) * 8 / float64(t.Took
 // its second and as many back, bound to the interfaces of this cable, and
 // compares every byte. It addresses the interfaces first.
 func (c *Cable) Traffic(ctx context.Context, seed uint64, size int64) (Traffic, error) {
-	what := "send bytes over " + c.String()
 	if err := c.Address(ctx); err != nil {
 		return Traffic{}, err
 	}
 	ends := c.ends()
+	return Stream(ctx, StreamEnd{ends[0].host, c.Interface(0), c.IP(0)}, StreamEnd{ends[1].host, c.Interface(1), c.IP(1)}, seed, size)
+}
+
+// StreamEnd is where a stream begins or ends.
+type StreamEnd struct {
+	Host      *Host
+	Interface string
+	Address   string // that the interface has
+}
+
+// Stream sends pseudo-random bytes by TCP from one host to another and as many
+// back, bound to an interface at both ends, and compares every byte.
+func Stream(ctx context.Context, from, to StreamEnd, seed uint64, size int64) (Traffic, error) {
+	what := fmt.Sprintf("send bytes from host %s to host %s over %s", from.Host.Name(), to.Host.Name(), to.Interface)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out, in := io.Pipe()
-	receiver, err := ends[1].host.Start(ctx, guest.Command{Args: []string{probePath, "receive", c.Interface(1)}, Stdout: in})
+	receiver, err := to.Host.Start(ctx, guest.Command{Args: []string{probePath, "receive", to.Interface}, Stdout: in})
 	if err != nil {
 		return Traffic{}, err
 	}
@@ -119,7 +132,7 @@ func (c *Cable) Traffic(ctx context.Context, seed uint64, size int64) (Traffic, 
 		// The receiver must not wait for somebody to read.
 		_, _ = io.Copy(io.Discard, out)
 	}()
-	text, err := ends[0].host.Run(ctx, probePath, "send", c.Interface(0), c.IP(1)+":"+strconv.Itoa(at.Port), strconv.FormatUint(seed, 10), strconv.FormatInt(size, 10))
+	text, err := from.Host.Run(ctx, probePath, "send", from.Interface, to.Address+":"+strconv.Itoa(at.Port), strconv.FormatUint(seed, 10), strconv.FormatInt(size, 10))
 	if err != nil {
 		cancel()
 		return Traffic{}, errors.Join(err, <-received)

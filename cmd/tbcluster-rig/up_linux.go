@@ -40,9 +40,10 @@ func (t *topologyFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&t.host.Lanes, "lanes", 2, "lanes of a port, 1 or 2")
 	f.IntVar(&t.speed, "generation", int(usb4.Gen3), "speed of a lane: 2, 3 or 4 for 10, 20 or 40 Gb/s")
 	f.IntVar(&t.host.Ports, "ports", 0, "ports of a host (default as many as the cables need)")
-	f.IntVar(&t.host.Memory, "memory", 0, "memory of a host in MiB (default 512; 1024 for the debug kernel)")
+	f.IntVar(&t.host.Memory, "memory", 0, "memory of a host in MiB (default 512; 1024 for the debug kernel or with --system)")
 	f.IntVar(&t.host.CPUs, "cpus", 1, "processors of a host")
 	f.IntVar(&t.host.Disk, "disk", 0, "size in MiB of an empty disk, /dev/vda (default none)")
+	f.BoolVar(&t.host.System, "system", false, "Debian with systemd, NetworkManager and dpkg instead of an initramfs")
 	f.BoolVar(&t.host.IOMMU, "iommu", false, "an IOMMU that translates what the host router asks for")
 	f.StringArrayVar(&t.host.Driver, "driver", nil, "a kernel module (.ko) that is loaded instead of the kernel's own driver; repeat it in the order of loading")
 	f.Uint64Var(&t.seed, "seed", 0, "decides what is lost and corrupted by probability")
@@ -205,6 +206,7 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	if o.program != "" {
 		// The agents come up while the kernels are at it.
 		c := cluster.New(r)
+		c.Report = func(line string) { g.notef("%s", line) }
 		defer c.Close()
 		if err := c.Up(ctx); err != nil {
 			return err

@@ -59,11 +59,15 @@ func agreeMTU(own int, far uint32) int {
 	return agreed
 }
 
-// linkChanges returns what gives an interface its link address.
-func linkChanges(i host.Interface, own netip.Prefix, mtu int) []host.Change {
+// linkChanges returns what gives an interface its link address. The managers in
+// told were told to leave it alone: they would come back if that was undone.
+func linkChanges(i host.Interface, told []string, own netip.Prefix, mtu int) []host.Change {
 	var out []host.Change
-	if i.ManagedBy != "" {
-		out = append(out, host.Change{Kind: host.ChangeUnmanage, Interface: i.Name, Manager: i.ManagedBy})
+	if i.ManagedBy != "" && !slices.Contains(told, i.ManagedBy) {
+		told = append(told, i.ManagedBy)
+	}
+	for _, manager := range told {
+		out = append(out, host.Change{Kind: host.ChangeUnmanage, Interface: i.Name, Manager: manager})
 	}
 	if mtu > 0 {
 		out = append(out, host.Change{Kind: host.ChangeMTU, Interface: i.Name, MTU: mtu, OldMTU: i.MTU})

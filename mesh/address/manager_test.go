@@ -151,6 +151,8 @@ func (n *machine) Apply(_ context.Context, c host.Change) error {
 			nic.MTU = c.MTU
 		case host.ChangeForward:
 			nic.Forwarding = true
+		case host.ChangeUnmanage:
+			nic.ManagedBy = "" // as long as the file is there
 		case host.ChangeAddress:
 			if !nic.Up {
 				return errors.New("the interface is not up")
@@ -198,6 +200,8 @@ func (n *machine) Revert(_ context.Context, c host.Change) error {
 			nic.MTU = c.OldMTU
 		case host.ChangeForward:
 			nic.Forwarding = c.WasOn
+		case host.ChangeUnmanage:
+			nic.ManagedBy = c.Manager
 		case host.ChangeLinkUp:
 			nic.Up = c.WasUp
 		}
@@ -417,6 +421,54 @@ func TestAReplugUnderTheSameNameIsNotTakenForTheOldInterface(t *testing.T) {
 		d.mu.Unlock()
 		return len(nic.Addresses) == 1 && nic.Up && nic.MTU == 9000 && facing(a.link("0-1"), b.link("0-2"))
 	})
+}
+
+// A manager that has left an interface shows nothing any more; it would come back
+// if what it was told was taken back.
+func TestAManagerIsToldOnceAndNotToldOtherwise(t *testing.T) {
+	d := newDesk(t)
+	a, b := d.pair()
+	a.nic("thunderbolt0").ManagedBy = "NetworkManager"
+	a.start()
+	b.start()
+	d.await("addressed", func() bool { return facing(a.link("0-1"), b.link("0-2")) })
+	told := func(sign string) (n int) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, l := range a.log {
+			if strings.HasPrefix(l, sign+" tell NetworkManager") {
+				n++
+			}
+		}
+		return n
+	}
+	for i := range 3 {
+		// Something else changes, and is taken care of.
+		a.change(func() { a.nic("thunderbolt0").MTU = 1400 + i })
+		b.plug(fmt.Sprintf("0-%d", 5+i), fmt.Sprintf("thunderbolt%d", 1+i), "", "", 9000)
+		a.m.SetClaims(map[string][]*peerv1.AddressClaim{"beta": b.m.Claims()})
+	}
+	a.stop()
+	a.start() // as an upgrade does
+	d.await("addressed again", func() bool { return facing(a.link("0-1"), b.link("0-2")) })
+	if told("+") != 1 || told("-") != 0 {
+		t.Errorf("told %d times, and %d times the contrary:\n%s", told("+"), told("-"), strings.Join(a.log, "\n"))
+	}
+	d.mu.Lock() // no facts in between: events were merged
+	a.index++
+	*a.nic("thunderbolt0") = host.Interface{Name: "thunderbolt0", Index: a.index, MTU: 1500, MaxMTU: 65520, Cable: true}
+	d.mu.Unlock()
+	a.facts()
+	d.await("the new interface has its address", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(a.nic("thunderbolt0").Addresses) == 1
+	})
+	if told("-") != 0 {
+		t.Error("told the contrary because of a new interface of the same name")
+	}
+	a.unplug("0-1")
+	d.await("what was told is taken back with the cable", func() bool { return told("-") > 0 })
 }
 
 func TestAnAddressThatTheLANTakesIsGivenUpByBothEnds(t *testing.T) {

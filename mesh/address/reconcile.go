@@ -27,7 +27,7 @@ func (m *Manager) wanted() []host.Change {
 	for _, e := range m.usable() {
 		if a := m.standing(e); a != nil {
 			i, _ := m.net.Interface(e.Interface)
-			out = append(out, linkChanges(i, m.book.own(a), min(a.MTU, m.largestMTU(i)))...)
+			out = append(out, linkChanges(i, m.told(i.Name), m.book.own(a), min(a.MTU, m.largestMTU(i)))...)
 			if m.cfg.Forward && i.Up {
 				out = append(out, host.Change{Kind: host.ChangeForward, Interface: i.Name, WasOn: i.Forwarding})
 			}
@@ -52,6 +52,18 @@ func (m *Manager) wanted() []host.Change {
 		}
 	}
 	return out
+}
+
+// told returns the managers that were told to leave an interface alone, sorted.
+func (m *Manager) told(iface string) []string {
+	var managers []string
+	for id := range m.applied {
+		if id.kind == host.ChangeUnmanage && id.iface == iface {
+			managers = append(managers, id.manager)
+		}
+	}
+	slices.Sort(managers)
+	return managers
 }
 
 // ways returns the links to each node that a cable leads to.
@@ -543,7 +555,7 @@ func (m *Manager) make(ctx context.Context, c host.Change) (made, ok bool) {
 	case e == nil:
 		// Facts may be of an interface that was there a moment ago; making these
 		// again costs nothing.
-		due = c.Kind == host.ChangeAddress || c.Kind == host.ChangeRoute || c.Kind == host.ChangeLinkUp || !satisfied(c, m.net)
+		due = c.Kind == host.ChangeAddress || c.Kind == host.ChangeRoute || c.Kind == host.ChangeLinkUp || c.Kind == host.ChangeUnmanage || !satisfied(c, m.net)
 	default:
 		due = now.Sub(e.at) > driftAfter && !satisfied(c, m.net)
 	}

@@ -35,6 +35,9 @@ type Cluster struct {
 	rig    *rig.Rig
 	ctx    context.Context // of the agents
 	cancel context.CancelFunc
+	// Report hears, in a line, of what people would have to do again; nil is
+	// silence. It is set before the first call.
+	Report func(line string)
 
 	mu     sync.Mutex
 	agents map[string]*guest.Process
@@ -42,7 +45,7 @@ type Cluster struct {
 
 // New returns the hosts of a rig as a cluster; no agent runs yet.
 func New(r *rig.Rig) *Cluster {
-	c := &Cluster{rig: r, agents: map[string]*guest.Process{}}
+	c := &Cluster{rig: r, agents: map[string]*guest.Process{}, Report: func(string) {}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -122,7 +125,7 @@ func (c *Cluster) Up(ctx context.Context) error {
 		return err
 	}
 	for _, h := range hosts[1:] {
-		if err := c.pair(ctx, hosts[0], h); err != nil {
+		if err := c.PairPatiently(ctx, hosts[0], h); err != nil {
 			return err
 		}
 	}
@@ -138,22 +141,26 @@ func (c *Cluster) Up(ctx context.Context) error {
 	return err
 }
 
-// attempts is how often hosts try to pair: emulated ones on a busy machine are
-// slower than the exchange may be, and the program then says to try again.
+// attempts is how often hosts try to pair: emulated ones on a busy machine may be
+// slower than an exchange may be. The program says so then, and to try again.
 const attempts = 3
 
-func (c *Cluster) pair(ctx context.Context, inviter, joiner *rig.Host) (err error) {
-	for range attempts {
+// PairPatiently is Pair, again where the program says that the time was too
+// short, and for no other reason.
+func (c *Cluster) PairPatiently(ctx context.Context, inviter, joiner *rig.Host, args ...string) error {
+	for n := 1; ; n++ {
+		err := c.Pair(ctx, inviter, joiner, args...)
 		var exit *guest.ExitError
-		if err = c.Pair(ctx, inviter, joiner); !errors.As(err, &exit) || exit.Code != fault.ExitDenied {
+		if !errors.As(err, &exit) || exit.Code != fault.ExitTimeout || n == attempts || ctx.Err() != nil {
 			return err
 		}
+		c.Report(fmt.Sprintf("host %s and host %s were too slow to pair, attempt %d: %v", inviter.Name(), joiner.Name(), n, err))
 	}
-	return err
 }
 
-// Pair lets one host into the cluster of another, as root on both.
-func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host) error {
+// Pair lets one host into the cluster of another, as root on both. args are
+// given to the joining one besides.
+func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host, args ...string) error {
 	what := "pair " + joiner.Name() + " with " + inviter.Name()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -173,7 +180,7 @@ func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host) error {
 		return fault.New(fault.PairingFailed, what, err, "")
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }() // it must not wait for somebody to read
-	if _, err := joiner.Run(ctx, Path, "pair", event.Code, "--as", "root"); err != nil {
+	if _, err := joiner.Run(ctx, append([]string{Path, "pair", event.Code, "--as", "root"}, args...)...); err != nil {
 		cancel()
 		return errors.Join(err, <-ended)
 	}
@@ -182,12 +189,24 @@ func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host) error {
 
 // Status is what `tbcluster status -o json` says, as far as it is looked at.
 type Status struct {
-	Nodes []struct {
-		Name, State, Reason string
-		Privileged          bool
-		BootID              string `json:"boot_id"`
-	}
-	Links []Link
+	Nodes    []Node
+	Links    []Link
+	Findings []Finding
+}
+
+// Node is a host as the cluster sees it.
+type Node struct {
+	Name, ID, State, Reason string
+	Self, Privileged        bool
+	BootID                  string `json:"boot_id"`
+	// ControlPath is how the host that was asked reaches it: "thunderbolt0
+	// 10.77.0.1:7871".
+	ControlPath string `json:"control_path"`
+}
+
+// Finding is what is to be looked at.
+type Finding struct {
+	Code, Severity, Node, Subject, Title, Evidence string
 }
 
 // Link is a cable as the cluster sees it.
@@ -200,6 +219,18 @@ type Link struct {
 	CapableGbps    float64 `json:"capable_gbps"`
 	Lanes          int
 	Flaps          uint64
+	Errors         uint64
+	RTTUs          uint64       `json:"rtt_us"`
+	Measurement    *Measurement // the last of `tbcluster links bench`
+}
+
+// Measurement is what a cable was measured at, bytes a second.
+type Measurement struct {
+	AToB    uint64 `json:"a_to_b_bytes_per_second"`
+	BToA    uint64 `json:"b_to_a_bytes_per_second"`
+	RTTUs   uint64 `json:"rtt_us"`
+	Seconds float64
+	Shared  bool
 }
 
 // LinkEnd is one end of it.
@@ -274,7 +305,7 @@ func (c *Cluster) Wait(ctx context.Context, h *rig.Host, what string, fits func(
 func (s Status) String() string {
 	var words []string
 	for _, n := range s.Nodes {
-		words = append(words, strings.TrimSpace(n.Name+" "+n.State+" "+n.Reason))
+		words = append(words, strings.Join(strings.Fields(n.Name+" "+n.State+" "+n.ControlPath+" "+n.Reason), " "))
 	}
 	for _, l := range s.Links {
 		end := func(e *LinkEnd) string {

@@ -109,7 +109,13 @@ func (g *Guest) writeInitrd(ctx context.Context) error {
 	defer base.Close()
 	_, err = io.Copy(out, base)
 	if err == nil {
-		files := append([]image.File{{Path: "/init", Mode: 0o755, Source: agent}}, g.o.Files...)
+		files := []image.File{{Path: "/init", Mode: 0o755, Source: agent}}
+		for _, f := range g.o.Files {
+			if g.o.System {
+				f.Path = "/" + wire.Overlay + f.Path
+			}
+			files = append(files, f)
+		}
 		err = image.WriteArchive(out, files)
 	}
 	if err = errors.Join(err, out.Close()); err != nil {

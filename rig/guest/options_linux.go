@@ -24,7 +24,7 @@ type Options struct {
 	// Agent is the file of a guestd built for Linux on amd64, CGO_ENABLED=0;
 	// "" is what BuildAgent gives.
 	Agent string
-	// Files are laid over the initramfs.
+	// Files are laid over the initramfs, or over the root of the system's disk.
 	Files []image.File
 	// Modules are loaded at boot, besides those of the virtual machine.
 	Modules []string

@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -14,6 +15,8 @@ import (
 var systemPackages = []string{
 	"systemd-sysv", "systemd-resolved", "dbus", "udev", "network-manager", "polkitd",
 	"nftables", "iproute2", "iputils-ping", "ethtool", "kmod", "procps", "sudo", "ca-certificates", "rdma-core", "ibverbs-utils",
+	// What llama.cpp links.
+	"libgomp1",
 }
 
 // systemHooks finish the disk's root, "$1". An empty machine-id makes each
@@ -64,12 +67,48 @@ func (s *Store) buildSystem(ctx context.Context, t *Tools, dir string) error {
 	if err != nil {
 		return err
 	}
-	mke2fs := t.Command(ctx, "/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-L", "rig", "-m", "0", "-d", root, filepath.Join(dir, "disk.raw"), fmt.Sprintf("%dk", systemSize>>10))
-	mke2fs.Env = append(mke2fs.Env, "MKE2FS_CONFIG="+filepath.Join(t.root, "etc/mke2fs.conf"))
-	if _, err := run(ctx, mke2fs); err != nil {
+	if err := t.format(ctx, filepath.Join(dir, "disk.raw"), "rig", root, systemSize); err != nil {
 		return err
 	}
 	return s.removeAll(root)
+}
+
+// format makes a file with an ext4 file system of that size, which has a copy of
+// a directory.
+func (t *Tools) format(ctx context.Context, file, label, dir string, size int64) error {
+	mke2fs := t.Command(ctx, "/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-L", label, "-m", "0", "-d", dir, file, fmt.Sprintf("%dk", size>>10))
+	mke2fs.Env = append(mke2fs.Env, "MKE2FS_CONFIG="+filepath.Join(t.root, "etc/mke2fs.conf"))
+	_, err := run(ctx, mke2fs)
+	return err
+}
+
+// FileSystem makes a raw file with an ext4 file system, just large enough for a
+// copy of a directory: owners, modes and links as they are there. It is a base
+// for CreateDisk.
+func (t *Tools) FileSystem(ctx context.Context, file, label, dir string) error {
+	const entry, spare = 8 << 10, 32 << 20 // of a file besides its content; of the file system
+	size := int64(spare)
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		i, err := d.Info()
+		if err != nil {
+			return err
+		}
+		size += entry
+		if i.Mode().IsRegular() {
+			size += i.Size() + i.Size()/64
+		}
+		return nil
+	})
+	if err == nil {
+		err = t.format(ctx, file, label, dir, size)
+	}
+	if err != nil {
+		return fault.New(fault.FileIO, "make a file system of "+dir, err, "").At(file)
+	}
+	return nil
 }
 
 // CreateDisk makes a qcow2 disk for a guest. With a base (a raw disk) it begins

@@ -1,5 +1,3 @@
-// Package packaging holds what the packages are made of, and looks at it without
-// installing it. The tests that install it are in e2e.
 package packaging
 
 import (

@@ -77,7 +77,12 @@ var testImports = map[string][]string{
 	// A supervisor is worth something with a real engine.
 	"instance/supervise": {"engine/llamacpp"},
 	// A root half is attacked by an agent that is a test.
-	"e2e": {"agent", "mesh/identity"},
+	"e2e": {"agent", "mesh/identity", "scripts/packaging"},
+	// The packages, with a real engine, are installed in a virtual machine.
+	"rig/cluster": {"engine/llamacpp", "scripts/packaging"},
+	// What the real driver shows is what both are measured by.
+	"lab":   {"rig/state"},
+	"linux": {"rig/state"},
 	// What a crash leaves is seen on a real machine alone.
 	"agent/root": {"linux"},
 }

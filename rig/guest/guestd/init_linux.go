@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tbcluster/rig/guest/wire"
 )
 
 // mount is one file system that every Linux has.
@@ -228,6 +232,9 @@ func handOver(device string) error {
 	); err != nil {
 		return err
 	}
+	if err := layOver("/"+wire.Overlay, root); err != nil {
+		return fmt.Errorf("lay files over the disk: %w", err)
+	}
 	// The modules are those of the kernel that was booted, whatever the disk is.
 	if err := os.MkdirAll(root+"/usr/lib/modules", 0o755); err != nil {
 		return err
@@ -241,7 +248,7 @@ func handOver(device string) error {
 		}
 	}
 	// Memory: nothing but the modules is used any more.
-	for _, dir := range []string{"/usr/bin", "/usr/lib/x86_64-linux-gnu"} {
+	for _, dir := range []string{"/" + wire.Overlay, "/usr/bin", "/usr/lib/x86_64-linux-gnu"} {
 		if err := os.RemoveAll(dir); err != nil {
 			return err
 		}
@@ -257,6 +264,60 @@ func handOver(device string) error {
 	}
 	err = unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{search, "LANG=C.UTF-8"})
 	return fmt.Errorf("start the disk's /sbin/init: %w", err)
+}
+
+// layOver copies files and links from a tree into another. Directories that are
+// there stay as they are.
+func layOver(from, to string) error {
+	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
+		return nil // there is nothing to lay over
+	}
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := to + strings.TrimPrefix(path, from)
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		switch {
+		case d.IsDir():
+			if err := os.Mkdir(target, info.Mode().Perm()); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			return nil
+		case info.Mode()&fs.ModeSymlink != 0:
+			link, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			return os.Symlink(link, target)
+		case info.Mode().IsRegular():
+			return copyFile(path, target, info.Mode().Perm())
+		}
+		return fmt.Errorf("%s is neither file nor link", path)
+	})
+}
+
+func copyFile(from, to string, mode fs.FileMode) error {
+	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Chmod(mode), out.Close())
 }
 
 // waitFor waits for a device: drivers find their devices in their own time.

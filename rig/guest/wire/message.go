@@ -14,6 +14,10 @@ import (
 // Port is the name of the agent's virtio-serial port.
 const Port = "tbcluster.rig.agent"
 
+// Overlay is the directory of the initramfs with what is to be laid over the root
+// of a disk with a system.
+const Overlay = "overlay"
+
 // Window is how many bytes of a channel may be on their way, unread.
 const Window = 512 << 10
 
