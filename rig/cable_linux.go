@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -72,4 +73,46 @@ func (c *Cable) ends() [2]end {
 		return [2]end{}
 	}
 	return c.link.ends
+}
+
+// silently takes network interfaces down while cables lose all frames, but not the
+// packets by which hosts log out from each other. A frame that arrives meanwhile
+// brings out a fault of Linux (seen in 7.3): tbnet_stop() disables NAPI before it
+// logs out; an interrupt in between has __ring_interrupt() mask the ring's
+// interrupt for a poll that never comes to unmask it, and tb_ring_stop() warns that
+// it "is already disabled".
+func (r *Rig) silently(ctx context.Context, cables []*Cable, f func() error) error {
+	type direction struct {
+		cable *Cable
+		from  *usb4.Port
+		was   usb4.WireOptions
+	}
+	var all []direction
+	var errs []error
+	for _, c := range cables {
+		a, b := c.Cable.Ends()
+		for _, p := range []*usb4.Port{a, b} {
+			d := direction{cable: c, from: p, was: c.Cable.Wire(p)}
+			o := d.was
+			o.Loss = usb4.Injection{Every: 1}
+			errs = append(errs, c.Cable.SetWire(p, o))
+			all = append(all, d)
+		}
+	}
+	err := r.Await(ctx, "wait for the frames that are under way", func() string {
+		for _, c := range cables {
+			if n := c.Counters(); n.AtoB.InFlight+n.BtoA.InFlight > 0 {
+				return c.String() + " has some"
+			}
+		}
+		return ""
+	})
+	if err == nil {
+		err = f()
+	}
+	errs = append(errs, err)
+	for i := len(all) - 1; i >= 0; i-- { // a cable may be there more than once
+		errs = append(errs, all[i].cable.Cable.SetWire(all[i].from, all[i].was))
+	}
+	return errors.Join(errs...)
 }

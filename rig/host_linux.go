@@ -292,6 +292,7 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 // workqueue, which tb_domain_remove() does not flush, and nhi_pci_do_remove()
 // does not wait for the end of the domain where icm_probe() has completed
 // domain_released before; nhi_shutdown() then warns of ring 0, which is in use.
+// For another one, see silently.
 func (h *Host) UnloadDriver(ctx context.Context) error {
 	h.mark(nil)
 	if len(h.spec.Driver) > 0 {
@@ -304,14 +305,24 @@ func (h *Host) UnloadDriver(ctx context.Context) error {
 		_, err := h.Sh(ctx, "rmmod "+strings.Join(names, " "))
 		return err
 	}
-	if _, err := h.Sh(ctx, "rmmod thunderbolt_net"); err != nil {
+	var cables []*Cable
+	for _, l := range h.rig.links {
+		if l.joins(h) {
+			cables = append(cables, l.cables...)
+		}
+	}
+	err := h.rig.silently(ctx, cables, func() error {
+		_, err := h.Sh(ctx, "rmmod thunderbolt_net")
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if err := h.unseen(ctx); err != nil {
 		return err
 	}
 	h.rig.change(func() { h.driver = false })
-	_, err := h.Sh(ctx, "rmmod thunderbolt")
+	_, err = h.Sh(ctx, "rmmod thunderbolt")
 	return err
 }
 

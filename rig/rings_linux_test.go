@@ -52,10 +52,21 @@ func rings(t *testing.T, r *Rig, parameters string) {
 // still log out from each other: from a host that is gone that takes ten seconds.
 func quiet(t *testing.T, c *Cable) {
 	t.Helper()
-	for i, e := range c.ends() {
-		if name := c.Interface(i); name != "" {
-			run(t, e.host, "ip link set "+name+" down")
+	if c.link == nil {
+		return
+	}
+	err := c.rig.silently(t.Context(), c.link.cables, func() error {
+		for i, e := range c.ends() {
+			if name := c.Interface(i); name != "" {
+				if _, err := e.host.Sh(t.Context(), "ip link set "+name+" down"); err != nil {
+					return err
+				}
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
