@@ -26,21 +26,15 @@ func (c *Cable) Address(ctx context.Context) error {
 	if c.link == nil {
 		return fault.Newf(fault.Usage, "choose a cable that leads from one host to another", "there is no network over %s, which leads to a hub", c)
 	}
-	// Both at once: thunderbolt_net logs in when its interface goes up, and tries
-	// again only seconds later where the other end was not ready.
-	var errs [2]error
-	var both sync.WaitGroup
+	var names [2]string
 	for i, e := range c.ends() {
-		both.Go(func() {
-			n, err := e.host.waitInterface(ctx, e.device, "an interface", func(state.Interface) string { return "" })
-			if err == nil {
-				_, err = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), n.Name, n.Name))
-			}
-			errs[i] = err
-		})
+		n, err := e.host.waitInterface(ctx, e.device, "an interface", func(state.Interface) string { return "" })
+		if err != nil {
+			return err
+		}
+		names[i] = n.Name
 	}
-	both.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
+	if err := c.bringUp(ctx, names); err != nil {
 		return err
 	}
 	for _, e := range c.ends() {
@@ -49,6 +43,27 @@ func (c *Cable) Address(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// bringUp sets the addresses of both interfaces and takes them up. Both at once:
+// thunderbolt_net logs in when its interface goes up, and tries again only seconds
+// later where the other end was not ready.
+//
+// No packet passes between the hosts meanwhile. A login that comes while the
+// interface is going up is a fault of Linux (seen in 7.3): the device counts as
+// running before tbnet_open() has made its rings, tbnet_handle_packet() answers the
+// login, and tbnet_connected_work() starts rings that are not there.
+func (c *Cable) bringUp(ctx context.Context, names [2]string) error {
+	defer c.Hold()()
+	var errs [2]error
+	var both sync.WaitGroup
+	for i, e := range c.ends() {
+		both.Go(func() {
+			_, errs[i] = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), names[i], names[i]))
+		})
+	}
+	both.Wait()
+	return errors.Join(errs[:]...)
 }
 
 // IP is the address of one end, 0 or 1, once Address was called.

@@ -4,6 +4,7 @@ package usb4
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -20,6 +21,9 @@ type Cable struct {
 	in      bool
 	wires   [2]wire // from ends[0] and from ends[1]
 	flaps   uint64
+
+	holding int // calls of Hold that have not ended
+	held    []heldPacket
 }
 
 func newCable(f *Fabric, a, b *Port, o CableOptions) *Cable {
@@ -69,9 +73,34 @@ func (c *Cable) unplug() {
 		return
 	}
 	c.in = false
+	c.held = nil
 	c.flaps++
 	c.fabric.note(c.ends[0].node, c.ends[0], "cable to %s unplugged", c.ends[1])
 	c.ends[0].down()
+}
+
+// Hold keeps back the packets by which two domains talk over the cable until
+// release is called; then they go in their order. Hosts wait for answers for half a
+// second and longer.
+func (c *Cable) Hold() (release func()) {
+	c.fabric.lock()
+	c.holding++
+	c.fabric.unlock()
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			c.fabric.lock()
+			defer c.fabric.unlock()
+			if c.holding--; c.holding > 0 {
+				return
+			}
+			held := c.held
+			c.held = nil
+			for _, p := range held {
+				p.to.send(p.packet)
+			}
+		})
+	}
 }
 
 // Flap pulls the cable and plugs it in again after a time. It returns when it

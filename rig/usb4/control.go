@@ -241,7 +241,17 @@ func (h *Host) forward(p *packet) {
 	port.wire().counters.Control++
 	out := *p
 	out.words[0], out.words[1] = fromRouter|uint32(route>>32), uint32(route)
+	if port.cable.holding > 0 {
+		port.cable.held = append(port.cable.held, heldPacket{to, out})
+		return
+	}
 	to.send(out)
+}
+
+// heldPacket is a packet that waits for Cable.Hold to end.
+type heldPacket struct {
+	to     *Host
+	packet packet
 }
 
 // sendEvent tells the driver that something was plugged in or pulled at a router

@@ -296,6 +296,44 @@ func TestDomainsTalk(t *testing.T) {
 	}
 }
 
+func TestPacketsBetweenDomainsAreHeld(t *testing.T) {
+	f := fabric(t, Options{})
+	a, b, c := two(t, f, HostOptions{}, CableOptions{})
+	release := c.Hold()
+	again := c.Hold()
+	for i := range uint32(3) {
+		a.send(newPacket(packetXDomainRequest, 0, 1, 4, uuidXDP, 2, 3, 4, 12, i))
+	}
+	a.settled()
+	b.get1(spaceRouter, 0, 0) // its own router answers
+	if len(b.seen) != 0 {
+		t.Errorf("it came: %s", b.describe())
+	}
+	release()
+	release()
+	b.get1(spaceRouter, 0, 0)
+	if len(b.seen) != 0 {
+		t.Errorf("it came when one of two let it go: %s", b.describe())
+	}
+	again()
+	for i := range uint32(3) {
+		if p := b.receive("what was held", func(p *packet) bool { return p.kind == packetXDomainRequest }); p.words[8] != i {
+			t.Errorf("packet %d came as number %d", p.words[8], i)
+		}
+	}
+	// What was on its way when the cable was pulled is lost.
+	release = c.Hold()
+	a.send(newPacket(packetXDomainRequest, 0, 1, 4, uuidXDP, 2, 3, 4, 12, 9))
+	a.settled()
+	c.Unplug()
+	release()
+	b.event(0, false)
+	b.get1(spaceRouter, 0, 0)
+	if len(b.seen) != 0 {
+		t.Errorf("it came out of a cable that was pulled: %s", b.describe())
+	}
+}
+
 func TestThreeHostsInARing(t *testing.T) {
 	f := fabric(t, Options{})
 	var hosts []*Host
