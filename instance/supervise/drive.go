@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,8 @@ type probeResult struct {
 	busy bool
 	mark string
 	err  error
+	// limit is how long the completion could take.
+	limit time.Duration
 }
 
 // drive follows the events of all ranks, starts them in order, and checks by
@@ -58,7 +61,7 @@ func (i *instance) drive(ctx context.Context, who host.Asker) {
 		starts: make(chan startResult, len(i.rec.Ranks)), warmed: make(chan probeResult, 1), probes: make(chan probeResult, 1),
 	}
 	if i.view().State == Degraded { // see NewManager
-		d.adopted, d.missed, d.typical = true, time.Now(), d.t.Answer/4
+		d.adopted, d.missed, d.typical = true, time.Now(), cmp.Or(i.rec.Typical, d.t.Answer/4)
 	}
 	run, cancel := context.WithCancel(ctx)
 	for _, node := range i.nodes() {
@@ -302,7 +305,7 @@ func (d *driver) ready(c spec.Completion) {
 	d.warm = true
 	d.typical = c.Took / max(1, time.Duration(c.Tokens))
 	d.i.change(func(r *record) {
-		r.State, r.Reason = Ready, ""
+		r.State, r.Reason, r.Typical = Ready, "", d.typical
 		if c.TokensPerSecond > 0 {
 			r.TokensPerS = c.TokensPerSecond
 		}
@@ -318,7 +321,7 @@ func (d *driver) cold(err error) error {
 // probe checks an instance that runs. One that is at work is judged by its
 // progress, so that nobody waits for us.
 func (d *driver) probe(ctx context.Context) {
-	limit := max(d.t.Answer, 4*d.typical)
+	limit := d.limit()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if act := d.i.m.c.Activity; act != nil {
@@ -332,17 +335,36 @@ func (d *driver) probe(ctx context.Context) {
 	if err == nil && !busy {
 		var c spec.Completion
 		c, err = d.a.Complete(ctx, head, d.i.rec.Request.ServedNames[0], probeTokens)
-		d.probes <- probeResult{c: c, err: err}
+		d.probes <- probeResult{c: c, err: err, limit: limit}
 		return
 	}
-	d.probes <- probeResult{busy: busy, mark: mark, err: err}
+	d.probes <- probeResult{busy: busy, mark: mark, err: err, limit: limit}
+}
+
+// limit is how long a check may take. After one that failed it doubles, as long
+// as the instance may go without an answer at all: one that has become slow, on
+// a machine with much to do, is not one that hangs.
+func (d *driver) limit() time.Duration {
+	limit := max(d.t.Answer, 4*d.typical)
+	if d.missed.IsZero() {
+		return limit
+	}
+	return max(limit, min(limit<<min(d.misses, 16), d.hang()-time.Since(d.missed)))
+}
+
+// hang is how long an instance may go without an answer.
+func (d *driver) hang() time.Duration {
+	if len(d.i.rec.Ranks) > 1 {
+		return d.t.HangSplit
+	}
+	return d.t.Hang
 }
 
 // judge draws the conclusion from one check.
 func (d *driver) judge(p probeResult) error {
 	switch {
 	case p.err != nil:
-		why := "no completion came back within " + max(d.t.Answer, 4*d.typical).Round(100*time.Millisecond).String()
+		why := "no completion came back within " + p.limit.Round(100*time.Millisecond).String()
 		if !errors.Is(p.err, context.DeadlineExceeded) {
 			why += ": " + fault.FromStatus(p.err).Why
 		}
@@ -360,12 +382,24 @@ func (d *driver) judge(p probeResult) error {
 	default:
 		d.busyMark = ""
 		d.typical = (3*d.typical + p.c.Took) / 4
+		d.remember()
 	}
 	if !d.missed.IsZero() {
 		d.missed, d.misses = time.Time{}, 0
 		d.i.state(Ready, "")
 	}
 	return nil
+}
+
+// remember keeps how long an answer takes, where it has changed much, for an agent
+// that is started later.
+func (d *driver) remember() {
+	d.i.mu.Lock()
+	kept := d.i.rec.Typical
+	d.i.mu.Unlock()
+	if d.typical > 2*kept || d.typical < kept/2 {
+		d.i.change(func(r *record) { r.Typical = d.typical })
+	}
 }
 
 // miss makes the instance degraded, and after a while ends it: soon where a
@@ -381,11 +415,7 @@ func (d *driver) miss(why string) error {
 		d.missed = time.Now()
 		d.i.state(Degraded, where+": "+why+lost)
 	}
-	limit := d.t.Hang
-	if len(d.i.rec.Ranks) > 1 {
-		limit = d.t.HangSplit
-	}
-	if lost != "" && d.misses > 1 || time.Since(d.missed) > limit {
+	if lost != "" && d.misses > 1 || time.Since(d.missed) > d.hang() {
 		return &fault.Fault{Reason: fault.EngineFailed, What: "the engine hangs", Where: where, Why: why + lost, Fix: fixLogs(d.i)}
 	}
 	return nil

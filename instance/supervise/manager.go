@@ -376,22 +376,24 @@ func (m *Manager) LinkUp(linkID string) { m.c.Local.Link(linkID, true) }
 
 // record is what is on disk of an instance.
 type record struct {
-	ID          string             `json:"id"`
-	Request     PlaceRequest       `json:"request"`
-	Person      person             `json:"person"`
-	Secret      string             `json:"secret"`
-	State       State              `json:"state"`
-	Reason      string             `json:"reason"`
-	FailReason  fault.Reason       `json:"fail_reason"`
-	Fix         string             `json:"fix"`
-	Created     time.Time          `json:"created"`
-	Since       time.Time          `json:"since"`
-	Ranks       []spec.Rank        `json:"ranks"`    // with ports, once granted
-	Statuses    []RankStatus       `json:"statuses"` // last known
-	Links       map[int]([]string) `json:"links"`    // by rank
-	TokensPerS  float64            `json:"tokens_per_second"`
-	StopAsked   bool               `json:"stop_asked"`
-	RemoveAsked bool               `json:"remove_asked"`
+	ID         string             `json:"id"`
+	Request    PlaceRequest       `json:"request"`
+	Person     person             `json:"person"`
+	Secret     string             `json:"secret"`
+	State      State              `json:"state"`
+	Reason     string             `json:"reason"`
+	FailReason fault.Reason       `json:"fail_reason"`
+	Fix        string             `json:"fix"`
+	Created    time.Time          `json:"created"`
+	Since      time.Time          `json:"since"`
+	Ranks      []spec.Rank        `json:"ranks"`    // with ports, once granted
+	Statuses   []RankStatus       `json:"statuses"` // last known
+	Links      map[int]([]string) `json:"links"`    // by rank
+	TokensPerS float64            `json:"tokens_per_second"`
+	// Typical is how long a completion of one token takes, within a factor of two.
+	Typical     time.Duration `json:"typical_ns,omitempty"`
+	StopAsked   bool          `json:"stop_asked"`
+	RemoveAsked bool          `json:"remove_asked"`
 	// Unreleased are nodes that could not be asked yet to end their ranks.
 	Unreleased []string `json:"unreleased,omitempty"`
 }

@@ -32,6 +32,10 @@ const modules = "nf_tables nft_ct nft_limit nft_reject_inet nft_log nf_conntrack
 
 // Cluster is the hosts of a rig as a cluster.
 type Cluster struct {
+	// As names, by host, the local user as whom people of other hosts act there;
+	// who is not in it is root. It is set before hosts pair.
+	As map[string]string
+
 	rig    *rig.Rig
 	ctx    context.Context // of the agents
 	cancel context.CancelFunc
@@ -158,14 +162,22 @@ func (c *Cluster) PairPatiently(ctx context.Context, inviter, joiner *rig.Host, 
 	}
 }
 
-// Pair lets one host into the cluster of another, as root on both. args are
-// given to the joining one besides.
+// as is the local user of people of other hosts.
+func (c *Cluster) as(h *rig.Host) string {
+	if user := c.As[h.Name()]; user != "" {
+		return user
+	}
+	return "root"
+}
+
+// Pair lets one host into the cluster of another, by root on both. args are given
+// to the joining one besides.
 func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host, args ...string) error {
 	what := "pair " + joiner.Name() + " with " + inviter.Name()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out, in := io.Pipe()
-	p, err := inviter.Start(ctx, guest.Command{Args: []string{Path, "pair", "--as", "root", "-o", "json"}, Stdout: in})
+	p, err := inviter.Start(ctx, guest.Command{Args: []string{Path, "pair", "--as", c.as(inviter), "-o", "json"}, Stdout: in})
 	if err != nil {
 		return err
 	}
@@ -180,7 +192,7 @@ func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host, args ...s
 		return fault.New(fault.PairingFailed, what, err, "")
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }() // it must not wait for somebody to read
-	if _, err := joiner.Run(ctx, append([]string{Path, "pair", event.Code, "--as", "root"}, args...)...); err != nil {
+	if _, err := joiner.Run(ctx, append([]string{Path, "pair", event.Code, "--as", c.as(joiner)}, args...)...); err != nil {
 		cancel()
 		return errors.Join(err, <-ended)
 	}

@@ -32,7 +32,7 @@ func program(t *testing.T) string {
 	return file
 }
 
-const patience = 4 * time.Minute
+const patience = 60 * time.Second
 
 // desk is what a test has before it.
 type desk struct {

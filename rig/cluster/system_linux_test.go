@@ -149,9 +149,9 @@ func (s *system) sh(script string) string {
 // until waits until a script on a ends well.
 func (s *system) until(what, script string) {
 	s.t.Helper()
-	if _, err := s.try("until {\n" + script + "\n} >/run/until 2>&1; do sleep 0.2; done"); err != nil {
-		out, _ := s.a.Sh(context.WithoutCancel(s.t.Context()), "cat /run/until")
-		s.t.Fatalf("waited for %s: %v\n%s", what, err, out)
+	if _, err := s.try("until {\n" + script + "\n} >/run/until.now 2>&1; do mv /run/until.now /run/until; sleep 0.2; done"); err != nil {
+		out, _ := s.a.Sh(context.WithoutCancel(s.t.Context()), "cat /run/until; echo; echo and at last:; cat /run/until.now")
+		s.t.Fatalf("waited for %s: %s\n%s", what, script, out)
 	}
 }
 
@@ -321,7 +321,7 @@ func TestSystemd(t *testing.T) {
 	data, model := bring(t)
 	topology := rig.Pair()
 	topology.LAN = true
-	topology.Hosts[0] = rig.HostSpec{System: true, CPUs: 2, Memory: 1536, Data: data, Allow: []guest.Allowance{downWhileFramesCome}, Files: []image.File{
+	topology.Hosts[0] = rig.HostSpec{System: true, CPUs: 2, Memory: 3072, Data: data, Allow: []guest.Allowance{downWhileFramesCome}, Files: []image.File{
 		{Path: "/etc/NetworkManager/system-connections/lan.nmconnection", Mode: 0o600, Data: []byte(lanConnection)},
 		{Path: "/etc/systemd/network/20-lan.network", Mode: 0o644, Data: []byte(lanNetwork)},
 		{Path: "/etc/systemd/network/30-cable.network", Mode: 0o644, Data: []byte(cableNetwork)},
@@ -330,6 +330,7 @@ func TestSystemd(t *testing.T) {
 	begun := time.Now()
 	r := rig.Start(t, topology)
 	s := &system{t: t, r: r, c: New(r), a: r.Host("a"), b: r.Host("b"), model: model}
+	s.c.As = map[string]string{"a": "ada"}
 	t.Cleanup(s.c.Close)
 	t.Cleanup(func() {
 		if !t.Failed() {
@@ -482,9 +483,17 @@ func badCable(s *system) {
 	for _, where := range []string{"thunderbolt0", "eth0"} {
 		s.sh("modprobe sch_netem; tc qdisc add dev " + where + " root netem delay 4ms 2ms 25% loss 1% reorder 5% 50% corrupt 1%")
 	}
-	const size = 2 << 20
-	(&desk{s.r, s.c}).copies(s.t, s.a, s.b, size, nil)
-	(&desk{s.r, s.c}).copies(s.t, s.b, s.a, size, nil)
+	s.sh("head -c 2M /dev/urandom >/home/ada/out; chown ada: /home/ada/out; " + ada + "tbcluster cp /home/ada/out b:/root/there")
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	there, err := s.b.Sh(ctx, "sha256sum </root/there; tbcluster cp /root/there a:/home/ada/back")
+	if err != nil {
+		s.t.Fatalf("%v\n%s", err, there)
+	}
+	sum := s.sh("sha256sum </home/ada/out")
+	if back := s.sh("sha256sum </home/ada/back; stat -c %U /home/ada/back"); !strings.HasPrefix(there, sum) || back != sum+"\nada" {
+		s.t.Errorf("sent was %s, there is %s, and back came %s", sum, there, back)
+	}
 	var said []struct {
 		Kind  string
 		Drops int
@@ -513,7 +522,7 @@ func (s *system) serves(when, pid string) {
 // upgraded installs the next version while an engine serves.
 func upgraded(s *system) {
 	s.until("the model to be found", ada+"tbcluster models list | tee /dev/stderr | grep -F "+s.model)
-	s.sh(ada + "tbcluster place " + s.model + " --name one --node a")
+	s.sh(ada + "tbcluster place " + s.model + " --name one --node a --context 512")
 	pid := s.sh("echo " + engine)
 	status, group := s.process(pid)
 	s.has("the engine", status, "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1")
@@ -582,7 +591,7 @@ until [ -e /run/armed ]; do sleep 0.05; done`)
 		restarts := s.sh("systemctl show -P NRestarts tbcluster.service")
 		cable.Plug()
 		s.r.Settled(s.t)
-		s.until("both to be killed once "+at.when+", and to be back", `! systemctl -q is-active kill && test "$(systemctl show -P NRestarts tbcluster.service)" -gt `+restarts+` && systemctl -q is-active tbcluster.service`)
+		s.until("both to be killed once "+at.when+", and to be back", `! systemctl is-active kill && systemctl show -P NRestarts tbcluster.service | tee /dev/stderr | grep -v -x `+restarts+` && systemctl is-active tbcluster.service`)
 		s.answers(second)
 		s.proven("wait until the cable is proven after both were killed, once " + at.when)
 		s.serves("after both were killed, once "+at.when, pid)
@@ -607,8 +616,8 @@ func down(s *system) {
 // networkd is the same with the other manager.
 func networkd(s *system) {
 	const file = "/run/systemd/network/10-tbcluster-thunderbolt0.network"
-	s.sh("systemctl stop NetworkManager.service; ip addr flush dev thunderbolt0; ip addr flush dev eth0; systemctl start systemd-networkd.service")
-	s.network = s.settledNetwork(`networkctl --no-legend --no-pager list thunderbolt0 | grep -E 'configured' && networkctl --no-legend --no-pager list eth0 | grep -E 'configured' && ip route | grep -F 'default via 192.168.77.254'`)
+	s.sh("systemctl stop NetworkManager.service; for i in thunderbolt0 eth0; do ip addr flush dev $i; ip link set $i down; done; systemctl start systemd-networkd.service")
+	s.network = s.settledNetwork(`networkctl --no-pager list; networkctl --no-legend --no-pager list thunderbolt0 | grep -w configured && networkctl --no-legend --no-pager list eth0 | grep -w configured && ip route | grep -F 'default via 192.168.77.254'`)
 	lan := s.lanNow()
 	s.sh("systemctl start tbcluster.service")
 	s.answers(second)
