@@ -531,7 +531,7 @@ func upgraded(s *system) {
 	}
 	// Its memory is its own, and a limit of all engines holds.
 	dir := "/sys/fs/cgroup" + strings.TrimPrefix(group, "0::")
-	s.sh("systemctl set-property --runtime tbcluster.slice MemoryMax=1200M")
+	s.sh("systemctl set-property tbcluster.slice MemoryMax=1200M")
 	if out := s.sh("cat /sys/fs/cgroup/tbcluster.slice/memory.max; test $(cat " + dir + "/memory.current) -gt 1000000; test -e " + dir + "/pids.current; grep -xc " + pid + " " + dir + "/cgroup.procs"); out != "1258291200\n1" {
 		s.t.Errorf("the control group of the engine: %q", out)
 	}
