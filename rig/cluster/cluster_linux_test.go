@@ -600,13 +600,18 @@ func cut(t *testing.T, d *desk) {
 	}
 	d.lan(t, false, b)
 	d.begin(t, b)
-	s, err := d.c.Wait(within(t), a, "wait for the finding that the one at the end of the cable has not paired", func(s Status) bool {
-		return s.Up() == 1 && s.Proven() == 0 && finds(s, "not-paired", "a")
-	})
-	if err != nil {
+	// It says so itself; what host a sees at the end of the cable is the machine that
+	// it knows, which is down.
+	if _, err := d.c.Wait(within(t), b, "wait for the finding that nobody has paired", func(s Status) bool {
+		return s.Up() == 1 && s.Proven() == 0 && finds(s, "not-paired", "b")
+	}); err != nil {
 		t.Fatal(err)
 	}
+	s := d.status(t, a)
 	t.Logf("with a stranger at the other end host a says: %s", s)
+	if s.Up() != 1 || s.Proven() != 0 {
+		t.Errorf("host a takes the stranger for host b: %s", s)
+	}
 	if err := d.c.Stop(b); err != nil {
 		t.Fatal(err)
 	}
