@@ -540,7 +540,7 @@ func TestWalkLong(t *testing.T) {
 		}
 	}
 	for i := range runs {
-		topology := Pair()
+		topology := Pair().Each(func(h *HostSpec) { h.Allow, h.CommandLine = LinuxFaults, []string{"kasan_multi_shot"} })
 		topology.Kernel = image.Debug
 		if (seed+i)%4 != 0 {
 			// Every fourth bonds two lanes, which takes five seconds each time.
