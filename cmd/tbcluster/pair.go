@@ -61,7 +61,7 @@ node in no cluster.
 
 --client NAME makes a file with which a program on a machine that is no node, a
 laptop say, uses the gRPC API of this node over the network, as docs/clients.md
-shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.Connection, fault.Timeout, fault.Interrupted),
+shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeInUse, fault.NodeDown, fault.Connection, fault.FileIO, fault.Timeout, fault.Interrupted),
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
