@@ -2127,7 +2127,7 @@ type LinkProgress struct {
 	Interface string `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
 	// Bytes sent so far, retransmissions included.
 	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Rate of the last second or so; once it has ended, of the whole.
+	// Rate of the last second or so.
 	BytesPerSecond uint64 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	// "tcp" or "rdma".
 	Transport     string `protobuf:"bytes,5,opt,name=transport,proto3" json:"transport,omitempty"`
