@@ -287,10 +287,19 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	removeHTTP := a.channel.Handle(channel.HTTP, func(c *channel.Conn) { a.servePeerGateway(ctx, c) })
 	defer removeHTTP()
 	start("the control port", func() error { return a.channel.Serve(ctx, control) })
-	start("clients", func() error {
-		return clients.Serve(a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient}))
-	})
-	start("the API socket", func() error { return local.Serve(api) })
+	// Nobody is answered before there is a state to answer from: an empty one says
+	// that this node is in no cluster.
+	serve := func(s *grpc.Server, l net.Listener) error {
+		select {
+		case <-a.board.begun:
+			return s.Serve(l)
+		case <-ctx.Done():
+			return l.Close()
+		}
+	}
+	programs := a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient})
+	start("clients", func() error { return serve(clients, programs) })
+	start("the API socket", func() error { return serve(local, api) })
 	start("discovery", func() error { return a.finder.Run(ctx) })
 	start("membership", func() error { defer close(said); return a.member.Run(ctx) })
 	start("addresses", func() error { return a.address.Run(ctx) })

@@ -468,6 +468,16 @@ func (p Process) runElsewhere(ctx context.Context, s *root.Server) (left bool, e
 	return left, err
 }
 
+// Left lists the changes of the machine that an agent made which is gone. Only root
+// may read them.
+func Left(ctx context.Context, p Paths) ([]string, error) {
+	c, err := config.Load(p.Config)
+	if err != nil {
+		c = config.Default() // it says how the machine is read, and no more here
+	}
+	return root.Left(ctx, newHost(c), p.State)
+}
+
 // RunUndo takes back what an agent that is gone left on the machine: it ends
 // the ranks that it started and undoes the changes of the network. It returns
 // what it did, and does nothing while an agent runs.

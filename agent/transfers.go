@@ -298,6 +298,12 @@ func (m *transfers) finish(r *running, res transfer.Result, err error) {
 	if v.FinishedAt == nil {
 		v.FinishedAt = timestamppb.New(m.now())
 	}
+	// Of a transfer that has ended the rate is that of the whole, with every run
+	// and all that came before the first byte: what `cp` says.
+	v.BytesPerSecond = 0
+	if took := v.FinishedAt.AsTime().Sub(v.StartedAt.AsTime()); took > 0 {
+		v.BytesPerSecond = uint64(float64(v.DoneBytes) / took.Seconds())
+	}
 	r.set(v, res.Lines)
 	r.t = nil
 	if serr := m.save(); serr != nil {

@@ -4,11 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
+	"tbcluster/host"
 	"tbcluster/host/proc"
 )
+
+// Left lists the changes of the machine that the agent whose state is in stateDir
+// made and nobody undid. Only root may read them.
+func Left(ctx context.Context, h host.Host, stateDir string) ([]string, error) {
+	c, err := openChanges(ctx, h, nil, filepath.Join(stateDir, "root", "changes.json"))
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, ch := range c.applied() {
+		left = append(left, ch.String())
+	}
+	return left, nil
+}
 
 // undoGrace is how long a rank may take to end by itself, above what its engine
 // is given.

@@ -174,6 +174,55 @@ func TestPairUsage(t *testing.T) {
 	}
 }
 
+func TestPairShowsNoCodeToWhoAskedForSomethingElse(t *testing.T) {
+	d := startDouble(t, &agentDouble{open: opened(), members: members()})
+	for _, c := range []struct {
+		args string // "''" is an empty argument
+		want string
+	}{
+		{"--revoke ''", "--revoke needs the name"},
+		{"--revoke= --yes", "--revoke needs the name"},
+		{"--client ''", "--client needs a name"},
+		{"--map ''", "--map needs NODE/USER=LOCAL"},
+		{"''", "the code is empty"},
+		{"'' --list", "do not go together"},
+		{"--revoke '' --list", "do not go together"},
+		{"--as ''", "--as needs"},
+		{"--address ''", "--address needs"},
+		{"--out ''", "--out needs"},
+		{"--client x --out ''", "--out needs"},
+		{"--role ''", "no role is called"},
+		{"--with-introduced", "--with-introduced belongs to --revoke"},
+		{"--with-introduced --list", "--with-introduced belongs"},
+		{"--yes", "--yes belongs"},
+		{"-y --list", "--yes belongs"},
+		{"--role viewer --list", "--role belongs"},
+		{"--role viewer --revoke beta -y", "--role belongs"},
+		{"--role viewer 7-ABCD-EFGH", "--role belongs"},
+		{"--as ada --list", "--as belongs"},
+		{"--as ada --map beta/eve=eve", "--as belongs"},
+		{"--address x --list", "--address needs a code"},
+		{"--out x --list", "--out belongs"},
+		{"--list=false", "--list=false means nothing"},
+		{"--new-identity=false", "--new-identity=false means nothing"},
+	} {
+		args := []string{"pair"}
+		for _, a := range strings.Fields(c.args) {
+			args = append(args, strings.Trim(a, "'"))
+		}
+		r := tb(t, d, args...)
+		r.wantCode(t, fault.ExitUsage)
+		if r.out != "" || !strings.Contains(r.err, c.want) {
+			t.Errorf("pair %s printed %q and says\n%s", c.args, r.out, r.err)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.calls) != 0 {
+		t.Errorf("the agent was asked for %v", d.calls)
+	}
+}
+
 func TestTwoNodesPairByTheCodeThatOneShows(t *testing.T) {
 	used := make(chan string, 1)
 	inviter := startDouble(t, &agentDouble{open: opened()})
