@@ -403,11 +403,13 @@ func testRates(t *testing.T, r *Rig) {
 			own := bits/(took-idle).Seconds()/float64(limits[i]) - 1
 			t.Logf("%s limited to %d Mb/s: %.2f Mb/s (%+.2f %%); nothing to send for %v, %v not made up for, at most %v late (%+.2f %% without that)",
 				x.cable, limits[i]/1_000_000, bits/took.Seconds()/1e6, off*100, got.wire.Idle, got.wire.Missed, got.wire.Late, own*100)
-			if own < -0.03 || own > 0.03 {
-				t.Errorf("%s does not hold its rate", x.cable)
-			}
-			if off < -0.03 || off > 0.03 {
+			switch {
+			case off >= -0.03 && off <= 0.03:
+				// Whatever happened meanwhile was made up for.
+			case own >= -0.03 && own <= 0.03:
 				disturbed = true
+			default:
+				t.Errorf("%s does not hold its rate", x.cable)
 			}
 		}
 		if !disturbed || t.Failed() {
