@@ -177,7 +177,7 @@ func (s *system) in(name string, f func(s *system)) {
 const networkScript = `ip -br link; grep . /sys/class/net/*/mtu
 ip -o addr | sed -E 's/^[0-9]+: //; s/ *valid_lft.*//; s/\\//' | sort
 ip -4 route show table all; ip -6 route show table all | sort
-ip -4 rule; ip -6 rule; tc qdisc show
+ip -4 rule; ip -6 rule; tc qdisc show | grep -v fq_codel # the kernel's own
 echo nft:; nft list ruleset
 sysctl -a -r '^net\.ipv[46]\.(ip_forward|conf\..*)$' 2>/dev/null | sort
 if systemctl -q is-active NetworkManager; then
@@ -365,6 +365,15 @@ func TestSystemd(t *testing.T) {
 func before(s *system) {
 	s.until("systemd to be up", `systemctl is-system-running --wait | grep -x running`)
 	s.sh("useradd -m -s /bin/bash ada; useradd -m -s /bin/bash bob; mkdir -p " + dataDir + "; mount -o ro LABEL=" + rig.DataLabel + " " + dataDir)
+	// The other end is up, as it will be: no carrier comes or goes.
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	if _, err := s.b.Run(ctx, "ip", "link", "set", "thunderbolt0", "up"); err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.a.WaitCarrier(ctx, 0); err != nil {
+		s.t.Fatal(err)
+	}
 	s.network = s.settledNetwork(`nmcli -t -f DEVICE,STATE device | grep -x thunderbolt0:connected && nmcli -t -f DEVICE,STATE device | grep -x eth0:connected`)
 	s.files = s.sh(filesScript())
 	s.lan = s.lanHistory()
@@ -583,15 +592,15 @@ func bothKilled(s *system) {
 root=` + rootHalf + ` agent=` + agentHalf + `
 : >/run/armed
 until ` + at.seen + `; do :; done
-kill -9 $root $agent
+echo $root $agent; kill -9 $root $agent
 EOF
 rm -f /run/armed
-systemd-run -q --unit kill --property CollectMode=inactive-or-failed bash /run/kill
+systemd-run -q --unit kill --property CollectMode=inactive-or-failed --property StandardOutput=file:/run/kill.log --property StandardError=inherit bash /run/kill
 until [ -e /run/armed ]; do sleep 0.05; done`)
 		restarts := s.sh("systemctl show -P NRestarts tbcluster.service")
 		cable.Plug()
 		s.r.Settled(s.t)
-		s.until("both to be killed once "+at.when+", and to be back", `! systemctl is-active kill && systemctl show -P NRestarts tbcluster.service | tee /dev/stderr | grep -v -x `+restarts+` && systemctl is-active tbcluster.service`)
+		s.until("both to be killed once "+at.when+", and to be back", `cat /run/kill.log; ! systemctl is-active kill && systemctl show -P NRestarts tbcluster.service | tee /dev/stderr | grep -v -x `+restarts+` && systemctl is-active tbcluster.service`)
 		s.answers(second)
 		s.proven("wait until the cable is proven after both were killed, once " + at.when)
 		s.serves("after both were killed, once "+at.when, pid)
@@ -629,6 +638,7 @@ func networkd(s *system) {
 	s.sameNetwork("after down, beside systemd-networkd", s.network)
 	// Once more for the removal.
 	s.sh("systemctl start tbcluster.service")
+	s.answers(second)
 	s.proven("wait until the cable is proven once more")
 	s.until("systemd-networkd to be told", "test -s "+file)
 }
