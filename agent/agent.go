@@ -160,7 +160,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		NameOf:      a.nameOf,
 		Log:         a.log.With("part", "channel"),
 	})
-	a.pairer = pair.New(key, a.store, a.channel, pair.Options{Log: a.log.With("part", "pair")})
+	a.pairer = pair.New(key, a.store, a.channel, pair.Options{InTouch: a.inTouch, Log: a.log.With("part", "pair")})
 	if a.finder, err = discover.New(discover.Options{
 		Self: key.ID(), Dir: opt.Paths.Own(), Static: opt.Config.Peers, Interfaces: a.discoverable,
 		Known:   func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },

@@ -160,6 +160,9 @@ func decodeFault(path string, err error) error {
 		f.Where = fmt.Sprintf("%s line %d", path, row)
 		f.Why = strings.TrimPrefix(de.Error(), "toml: ")
 		if k := strings.Join(de.Key(), "."); k != "" {
+			if want := kindWords[kindOf(k)]; want != "" && strings.HasPrefix(f.Why, "cannot decode TOML") {
+				f.Why = "expected " + want
+			}
 			f.Why = k + ": " + f.Why
 			return f.With("key", k)
 		}
@@ -167,6 +170,20 @@ func decodeFault(path string, err error) error {
 	}
 	f.Why = err.Error()
 	return f
+}
+
+// kindWords say how a value of each kind is written.
+var kindWords = map[string]string{
+	"text": `text in quotes, as in "…"`, "number": "a number", "yes or no": "true or false", "list of text": `a list of text, as in ["…", "…"]`,
+}
+
+func kindOf(key string) string {
+	for _, k := range Keys {
+		if k.Name == key {
+			return k.Kind
+		}
+	}
+	return ""
 }
 
 // suggestion names a known key that starts alike or holds the same words.
@@ -215,7 +232,8 @@ func (c Config) check() (key, why string) {
 			}
 			host = h
 		}
-		if host == "" || strings.ContainsAny(host, " /@") {
+		_, noAddr := netip.ParseAddr(strings.Trim(host, "[]"))
+		if host == "" || strings.ContainsAny(host, " /@") || strings.Contains(host, ":") && noAddr != nil {
 			return "peers", fmt.Sprintf("%q is no host", p)
 		}
 	}

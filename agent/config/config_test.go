@@ -21,6 +21,13 @@ func TestErrorsNameFileLineAndKey(t *testing.T) {
 	for _, c := range []struct{ text, line, why string }{
 		{"name = \"a\"\n\nmodel-dirs = []\n", "line 3", `there is no key "model-dirs"; did you mean "model_dirs"?`},
 		{"peers = [\"x:0\"]", "line 1", "peers"},
+		{"peers = [\"::::\", \"a b\"]", "line 1", `"::::" is no host`},
+		{"peers = [\"fd00::1\", \"[fd00::1]\", \"[fd00::1]:7871\", \"192.0.2.1\", \"beta.example:7871\", \"a b\"]", "line 1", `"a b" is no host`},
+		{"forward = 1", "line 1", "forward: expected true or false"},
+		{"mtu = \"x\"", "line 1", "mtu: expected a number"},
+		{"name = 1", "line 1", "name: expected text in quotes"},
+		{"peers = \"x\"", "line 1", "peers: expected a list of text"},
+		{"memory_bytes = 99999999999999999999", "line 1", "memory_bytes"},
 		{"\ncontrol_port = \"x\"", "line 2", "control_port"},
 		{"control_port = 70000", "line 1", "70000 is no port number"},
 		{"name = \"Ada\"", "line 1", "name"},

@@ -425,6 +425,14 @@ func TestDialSaysWhatIsWrongWithEachWay(t *testing.T) {
 		t.Fatalf("DialAddress: %v", err)
 	}
 	_ = got.Close()
+	for what, dial := range map[string]func() error{
+		"cannot connect to " + gone.String(): func() error { _, err := a.DialUnpaired(ctx(t), Pair, lan(gone)); return err },
+		"cannot connect to beta":             func() error { _, err := a.Dial(ctx(t), b.id(), echo); return err },
+	} {
+		if f := fault.As(dial()); f == nil || f.What != what {
+			t.Errorf("it says %+v, want %q", f, what)
+		}
+	}
 }
 
 func TestHalfOpenConnectionsExhaustNothing(t *testing.T) {

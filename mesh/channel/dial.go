@@ -256,15 +256,20 @@ func (c *Channel) dialHandshake(ctx context.Context, raw net.Conn, w Way, alpn s
 // gravest first, since a node that answers and refuses is not down.
 func (c *Channel) dialFault(node identity.NodeID, errs []error) error {
 	err := errors.Join(errs...)
-	what := "connect"
-	if node != "" {
-		what = "connect to " + c.o.NameOf(node)
+	whom := "the other node"
+	var at wayError
+	switch {
+	case node != "":
+		whom = c.o.NameOf(node)
+	case len(errs) == 1 && errors.As(errs[0], &at):
+		whom = at.way.Addr.String()
 	}
 	var why []string
 	for _, e := range errs {
 		why = append(why, words(e))
 	}
-	f := &fault.Fault{What: what, Why: strings.Join(why, "; "), Err: err}
+	f := fault.New(fault.Internal, "connect to "+whom, nil, "")
+	f.Why, f.Err = strings.Join(why, "; "), err
 	var untrusted untrustedError
 	var other otherNodeError
 	switch {

@@ -102,8 +102,8 @@ func (i *invitation) finish() {
 	i.busy = false
 }
 
-// wrong notes a wrong guess.
-func (i *invitation) wrong(from string) {
+// wrong notes a wrong guess, and says what the guesser is told.
+func (i *invitation) wrong(from string) refusal {
 	i.mu.Lock()
 	i.tries++
 	last := i.tries >= MaxTries
@@ -113,7 +113,9 @@ func (i *invitation) wrong(from string) {
 	i.mu.Unlock()
 	if last {
 		i.end(Event{Ended: failed("three wrong tries have ended the code", "somebody may be guessing; open a new one with `tbcluster pair`")}, refusedEnded)
+		return refusedEnded
 	}
+	return refusedWrong
 }
 
 // wait has conn wait for its first message, in the place of the oldest if need be.
@@ -182,8 +184,7 @@ func (i *invitation) exchange(conn *channel.Conn) error {
 		return err
 	}
 	if !ok {
-		i.wrong(conn.RemoteAddr().String())
-		return w.write(frame{Refuse: refusedWrong})
+		return w.write(frame{Refuse: i.wrong(conn.RemoteAddr().String())})
 	}
 	// One use, whatever comes of it.
 	if !i.shut(refusedUsed) {

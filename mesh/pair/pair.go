@@ -38,8 +38,12 @@ var usual = times{hello: 3 * time.Second, answer: 7 * time.Second, joiner: 10 * 
 
 // Options are the settings of a Pairer.
 type Options struct {
-	Clock host.Clock   // nil is the system's
-	Log   *slog.Logger // nil discards
+	// InTouch reports whether a node is in this one's cluster and connected with it
+	// now: with that one there is nothing to pair, and a code would be used up. nil
+	// is that none is.
+	InTouch func(identity.NodeID) bool
+	Clock   host.Clock   // nil is the system's
+	Log     *slog.Logger // nil discards
 }
 
 // Pairer pairs one node with others.
@@ -261,6 +265,12 @@ func (p *Pairer) joinAny(ctx context.Context, number, code string, candidates []
 			_ = a.conn.Close() // tried already
 			continue
 		}
+		if p.o.InTouch != nil && p.o.InTouch(a.conn.Peer()) {
+			_ = a.conn.Close() // nothing was said
+			f := failed("this node and "+p.nameOf(a.conn.Peer())+" are in the same cluster already",
+				"the code is not used up: type it on a machine that is not in the cluster yet (`tbcluster pair --list` shows who is)")
+			return identity.Member{}, f.With("stage", "in")
+		}
 		done[a.conn.Peer()] = true
 		member, err := p.joinPatiently(ctx, code, a.conn, a.Way)
 		if err == nil {
@@ -275,6 +285,13 @@ func (p *Pairer) joinAny(ctx context.Context, number, code string, candidates []
 		return identity.Member{}, f.With("stage", StageConnect)
 	}
 	return identity.Member{}, worst
+}
+
+func (p *Pairer) nameOf(id identity.NodeID) string {
+	if m, ok := p.store.Member(id); ok {
+		return m.Name
+	}
+	return id.Short()
 }
 
 // rank orders what went wrong at several candidates: what says most counts.
