@@ -525,7 +525,7 @@ func (a *Agent) cableAddresses(known map[string]nodeSections) func(netip.Addr) b
 	claimed := map[netip.Addr]bool{}
 	for _, k := range known {
 		for _, c := range k.links.GetClaims() {
-			if p, err := netip.ParsePrefix(c.Prefix); err == nil {
+			if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Kind != "range" {
 				claimed[p.Addr()] = true
 			}
 		}

@@ -123,6 +123,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg.Log.Warn("the memory of addresses was set aside", "file", cfg.StateFile, "error", err)
 	}
 	b := newBook(cfg.Self, s, cfg.InUse)
+	b.old = cfg.Old
 	if s.isNode(mem.Node) {
 		b.node = mem.Node
 	}
