@@ -196,10 +196,19 @@ func (a *Agent) conflict(c address.Conflict) doctor.Conflict {
 	if c.Node != "" {
 		out.With += " of " + a.name()
 	}
-	for _, m := range a.store.Members() {
-		out.With = strings.ReplaceAll(out.With, string(m.ID), a.nameOf(m.ID))
-	}
+	out.With = a.named(out.With)
 	return out
+}
+
+// named is a text with the names of nodes in place of their IDs.
+func (a *Agent) named(text string) string {
+	if text == "" {
+		return ""
+	}
+	for _, m := range a.store.Members() {
+		text = strings.ReplaceAll(text, string(m.ID), a.nameOf(m.ID))
+	}
+	return strings.ReplaceAll(text, a.id(), a.name())
 }
 
 // multicast says why nodes do not find each other by themselves; "" if they do.
