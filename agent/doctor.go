@@ -17,6 +17,7 @@ import (
 	v1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/doctor"
 	"tbcluster/host"
+	"tbcluster/mesh/address"
 )
 
 // doctorEvery is how often a node looks for what is wrong with it unasked;
@@ -158,7 +159,7 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 		}
 	}
 	for _, c := range a.address.Conflicts() {
-		d.Conflicts = append(d.Conflicts, doctor.Conflict{Prefix: c.Prefix.String(), Port: c.Port, With: c.With})
+		d.Conflicts = append(d.Conflicts, a.conflict(c))
 	}
 	if active, reason := a.address.FilterActive(); !active {
 		d.FilterReason = reason
@@ -187,6 +188,27 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 	d.Heard = a.heard(d.Now, d.Nodes)
 	a.diagnose(ctx, &d)
 	return d
+}
+
+// conflict is a clash of addresses with nodes by their names.
+func (a *Agent) conflict(c address.Conflict) doctor.Conflict {
+	out := doctor.Conflict{Prefix: c.Prefix.String(), Port: c.Port, Node: c.Node, With: c.With}
+	if c.Node != "" {
+		out.With += " of " + a.name()
+	}
+	out.With = a.named(out.With)
+	return out
+}
+
+// named is a text with the names of nodes in place of their IDs.
+func (a *Agent) named(text string) string {
+	if text == "" {
+		return ""
+	}
+	for _, m := range a.store.Members() {
+		text = strings.ReplaceAll(text, string(m.ID), a.nameOf(m.ID))
+	}
+	return strings.ReplaceAll(text, a.id(), a.name())
 }
 
 // multicast says why nodes do not find each other by themselves; "" if they do.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	"tbcluster/host"
 	"tbcluster/host/sock"
@@ -189,7 +190,11 @@ func (a *Agent) Propose(ctx context.Context, nodeID string, q *peerv1.ProposeAdd
 	if err != nil {
 		return nil, err
 	}
-	return peerv1.NewPeerServiceClient(c).ProposeAddress(ctx, q)
+	resp, err := peerv1.NewPeerServiceClient(c).ProposeAddress(ctx, q)
+	if err != nil {
+		return nil, fault.FromStatus(err)
+	}
+	return resp, nil
 }
 
 // addressInUse tells whether an instance or transfer uses an own address now.
@@ -293,7 +298,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 	a.tracker.SetPeers(peers)
 	byPort := map[string]link.Address{}
 	for _, l := range a.address.Links() {
-		byPort[l.Port] = link.Address{Interface: l.Interface, Prefix: l.Prefix, Remote: l.Remote, Reason: l.Reason}
+		byPort[l.Port] = link.Address{Interface: l.Interface, Prefix: l.Prefix, Remote: l.Remote, Reason: a.named(l.Reason)}
 	}
 	a.tracker.SetAddresses(byPort)
 	a.address.SetClaims(claims)
@@ -525,7 +530,7 @@ func (a *Agent) cableAddresses(known map[string]nodeSections) func(netip.Addr) b
 	claimed := map[netip.Addr]bool{}
 	for _, k := range known {
 		for _, c := range k.links.GetClaims() {
-			if p, err := netip.ParsePrefix(c.Prefix); err == nil {
+			if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Kind != "range" {
 				claimed[p.Addr()] = true
 			}
 		}

@@ -104,7 +104,12 @@ func checkFilter(f Facts) []seen {
 func checkConflict(f Facts) []seen {
 	var out []seen
 	for _, c := range f.Conflicts {
-		out = append(out, seen{subject: c.Prefix, evidence: strings.TrimSpace(c.Prefix + " " + c.Port), words: map[string]string{"prefix": c.Prefix, "with": c.With}})
+		s := seen{subject: c.Prefix, evidence: strings.TrimSpace(c.Prefix + " " + c.Port), words: map[string]string{"prefix": c.Prefix, "with": c.With}}
+		if c.Node != "" {
+			s.node, s.nodeName = c.Node, f.nodeName(c.Node)
+			s.evidence += ", seen by " + f.Name + ", which has no route to it over a cable"
+		}
+		out = append(out, s)
 	}
 	return out
 }

@@ -72,6 +72,8 @@ type Heard struct {
 // Conflict is an address that clashes.
 type Conflict struct {
 	Prefix, Port, With string
+	// Node is the ID of the node whose node address it is; "" for an own address.
+	Node string
 }
 
 // Disk is a file system that tbcluster writes to. Sizes in bytes.

@@ -100,7 +100,7 @@ var rows = []row{
 		"Start the agent as root, on a kernel with nftables. Or accept it for one instance with `--insecure-ranks`."},
 		checkFilter},
 	{Entry{"address-conflict", warning, "the address {prefix} of {node} clashes with {with}",
-		"Two things have one address. The agent would give its own another, but it is in use.",
+		"Two things have one address, so packets may go where they should not. The agent would give its own another, but it is in use, or all of `address_block` and `address_spares` is taken on some node.",
 		"Stop the instances and transfers that use it, then the agent moves by itself. Or set another `address_block` in the configuration of every node."},
 		checkConflict},
 	{Entry{"interface-managed", warning, "{manager} manages {interface} on {node}",

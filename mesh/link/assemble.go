@@ -38,7 +38,7 @@ func Assemble(self string, nodes []NodeInfo, reports map[string][]*peerv1.LinkRe
 			a.silent[n.ID] = true
 		}
 	}
-	m := newMatcher(known)
+	m := newMatcher(latest(known, func(node string) bool { return a.nodes[node].Up }))
 	m.run()
 	a.byLocal = map[string]string{}
 	for _, s := range m.sides {
