@@ -127,6 +127,23 @@ func TestFlagsMakeTheTopology(t *testing.T) {
 	}
 }
 
+func TestTheNameOfARigIsNoChangeOfACable(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": false, "--name other": false, "--rate none": true, "--latency 0s": true, "--loss-every 3": true, "--overrun 0 --name other": true,
+	} {
+		var flags wireFlags
+		f := pflag.NewFlagSet("x", pflag.ContinueOnError)
+		f.String("name", "", "")
+		flags.add(f)
+		if err := f.Parse(strings.Fields(text)); err != nil {
+			t.Fatal(err)
+		}
+		if flags.given() != want {
+			t.Errorf("%q changes a cable: %v", text, !want)
+		}
+	}
+}
+
 func FuzzRequest(f *testing.F) {
 	f.Add([]byte(`{"Verb":"guest","Args":["a","true"],"Terminal":true,"Columns":80,"Rows":24}`))
 	f.Add([]byte(`{"Verb":"wire","Args":["a.0"],"Wire":{"Rate":1}}`))

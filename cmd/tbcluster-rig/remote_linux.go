@@ -46,23 +46,7 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 	flap.RunE = func(cmd *cobra.Command, args []string) error {
 		return ask(cmd.Context(), g, request{Verb: "flap", Args: args, Out: *out})
 	}
-	wire := &cobra.Command{
-		Use: "wire PORT", Short: "Show how a cable behaves, or change it", Args: cobra.ExactArgs(1),
-		Long: `Without a flag it shows how the cable behaves. With flags the cable behaves from
-now on as they say and is perfect in all else.`,
-	}
-	var flags wireFlags
-	flags.add(wire.Flags())
-	wire.RunE = func(cmd *cobra.Command, args []string) error {
-		q := request{Verb: "wire", Args: args}
-		if cmd.Flags().NFlag() > 0 {
-			q.Wire = &usb4.CableOptions{}
-			if err := flags.apply(q.Wire); err != nil {
-				return err
-			}
-		}
-		return ask(cmd.Context(), g, q)
-	}
+	wire := newWireCommand(g)
 	port := cobra.ExactArgs(1)
 	return []*cobra.Command{
 		guest, flap, wire,
@@ -78,6 +62,27 @@ now on as they say and is perfect in all else.`,
 		simple("dmesg HOST", "Show the kernel's log of a host", port),
 		simple("down", "End the rig", cobra.NoArgs),
 	}
+}
+
+func newWireCommand(g *globals) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "wire PORT", Short: "Show how a cable behaves, or change it", Args: cobra.ExactArgs(1),
+		Long: `Without a flag it shows how the cable behaves. With flags the cable behaves from
+now on as they say and is perfect in all else.`,
+	}
+	var flags wireFlags
+	flags.add(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		q := request{Verb: "wire", Args: args}
+		if flags.given() {
+			q.Wire = &usb4.CableOptions{}
+			if err := flags.apply(q.Wire); err != nil {
+				return err
+			}
+		}
+		return ask(cmd.Context(), g, q)
+	}
+	return cmd
 }
 
 // ask sends a request to the rig and waits for its end. What it prints comes

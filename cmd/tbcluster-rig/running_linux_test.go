@@ -99,7 +99,9 @@ func TestCommandsOnARunningRig(t *testing.T) {
 		{args: []string{"flap", "a.0", "--out", "10ms"}},
 		{args: []string{"settle"}},
 		{args: []string{"wire", "a.0", "--rate", "100mbit"}},
-		{args: []string{"wire", "a.0"}, want: "Rate:100000000"},
+		{args: []string{"wire", "a.0"}, want: "cable a.0 - b.0: rate 100 Mb/s\n"},
+		{args: []string{"--name", "default", "wire", "a.0"}, want: "rate 100 Mb/s"}, // it shows,
+		{args: []string{"wire", "a.0"}, want: "rate 100 Mb/s"},                      // and changed nothing
 		{args: []string{"counters"}, want: "a.0 > b.0"},
 		{args: []string{"reload", "a"}},
 		{args: []string{"settle"}},

@@ -258,9 +258,19 @@ func (c *call) host(do func(*rig.Host) error) error {
 
 func (c *call) wire(x *rig.Cable) error {
 	if c.Wire == nil {
-		return c.print(fmt.Sprintf("%+v\n", x.Options()))
+		return c.print(wire(x))
 	}
 	return x.SetOptions(*c.Wire)
+}
+
+// wire says how a cable behaves, each way for itself where they differ.
+func wire(x *rig.Cable) string {
+	a, b := x.Ends()
+	both := x.Behaviour(a)
+	if back := x.Behaviour(b); back != both {
+		return fmt.Sprintf("cable %s: from %s %s; from %s %s\n", x, a, both, b, back)
+	}
+	return fmt.Sprintf("cable %s: %s\n", x, both)
 }
 
 // guest runs a program in a host, or a shell.

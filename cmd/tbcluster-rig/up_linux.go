@@ -103,6 +103,16 @@ func (w *wireFlags) add(f *pflag.FlagSet) {
 	}
 }
 
+// given reports whether there is something to change: the flags of a command are
+// also those that all commands have.
+func (w *wireFlags) given() bool {
+	given := w.flags.Changed("rate") || w.flags.Changed("latency")
+	for _, x := range injections {
+		given = given || w.flags.Changed(x.name) || w.flags.Changed(x.name+"-every")
+	}
+	return given
+}
+
 // apply changes what was given on the command line.
 func (w *wireFlags) apply(o *usb4.CableOptions) error {
 	if w.flags.Changed("rate") {
