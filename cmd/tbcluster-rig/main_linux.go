@@ -68,7 +68,7 @@ takes a few minutes and 2 GB.`,
 	root.SetIn(g.in)
 	root.SetOut(g.out)
 	root.SetErr(g.errOut)
-	root.AddCommand(newUpCommand(g), newRunCommand(g), newWalkCommand(g), newBuildCommand(g))
+	root.AddCommand(newUpCommand(g), newRunCommand(g), newWalkCommand(g), newBuildCommand(g), newModuleCommand(g))
 	root.AddCommand(newRemoteCommands(g)...)
 	root.SetArgs(args)
 	return g.report(root.ExecuteContext(ctx))

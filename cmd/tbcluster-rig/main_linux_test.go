@@ -59,6 +59,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{"up --rate fast", fault.ExitUsage, "no rate"},
 		{"up --cluster /nowhere/tbcluster", fault.ExitPartial, "make build"},
 		{"run /nowhere.toml", fault.ExitPartial, "read a scenario"},
+		{"module /nowhere", fault.ExitPartial, "the directory with the Kbuild"},
+		{"module --kernel mine .", fault.ExitUsage, "the kernels are"},
 		{"build --kernel mine", fault.ExitUsage, "the kernels are"},
 	} {
 		code, _, errOut := command(t, strings.Fields(c.args)...)

@@ -316,3 +316,39 @@ func runBuild(ctx context.Context, o *buildOptions) error {
 	}
 	return nil
 }
+
+type moduleOptions struct {
+	g      *globals
+	kernel string
+}
+
+func newModuleCommand(g *globals) *cobra.Command {
+	o := &moduleOptions{g: g}
+	cmd := &cobra.Command{
+		Use:   "module DIR",
+		Short: "Build the kernel modules of a directory for the kernel of the guests",
+		Long: `Builds a directory with a Kbuild (the line "obj-m += mine.o" is one) or a Makefile
+that the kernel's build understands, with the headers and the compiler that lie in
+the cache, and leaves the .ko files in it. That takes root.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return runModule(cmd.Context(), o, args[0]) },
+	}
+	cmd.Flags().StringVar(&o.kernel, "kernel", "newest", "kernel of the guests: newest, stable, debug")
+	return cmd
+}
+
+func runModule(ctx context.Context, o *moduleOptions, dir string) error {
+	k, err := rig.ParseKernel(o.kernel)
+	if err != nil {
+		return err
+	}
+	store, err := image.Open(image.Options{Log: func(line string) { o.g.notef("%s", line) }})
+	if err != nil {
+		return err
+	}
+	built, release, err := store.BuildModules(ctx, k, dir)
+	for _, name := range built {
+		fmt.Fprintf(o.g.out, "%s for %s\n", name, release)
+	}
+	return err
+}
