@@ -451,16 +451,19 @@ func (h *Host) WaitInterface(ctx context.Context, port int) (state.Interface, er
 }
 
 // WaitCarrier waits until the interface towards the peer behind a port is up at
-// both ends.
+// both ends. It takes up none: Cable.TakeUp does, and Cable.Address.
 func (h *Host) WaitCarrier(ctx context.Context, port int) (state.Interface, error) {
 	return h.waitInterface(ctx, h.Device(port), "the carrier of the interface", noCarrier)
 }
 
 func noCarrier(n state.Interface) string {
-	if !n.Carrier {
-		return n.Name + " has no carrier"
+	switch {
+	case n.Carrier:
+		return ""
+	case !n.Up:
+		return n.Name + " has no carrier: it is down, nobody has taken it up"
 	}
-	return ""
+	return n.Name + " has no carrier: it is up, and the other end is not"
 }
 
 func (h *Host) waitInterface(ctx context.Context, device, what string, missing func(state.Interface) string) (state.Interface, error) {

@@ -259,6 +259,7 @@ run = ["cat", "/sys/bus/thunderbolt/devices/0-1/device_name"]
 expect = "^b\n$"
 
 [[step]]
+when = "carrier b.0"
 do = "traffic"
 cable = "a.0"
 bytes = "64k"

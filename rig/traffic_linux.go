@@ -45,7 +45,36 @@ func (c *Cable) Address(ctx context.Context) error {
 	return nil
 }
 
-// bringUp sets the addresses of both interfaces and takes them up. Both at once:
+// TakeUp takes up the interfaces at both ends of a cable, without an address, where
+// nobody has: it waits until they are there. On a host with System it leaves that
+// to what runs there.
+func (c *Cable) TakeUp(ctx context.Context) error {
+	var scripts [2]string
+	for i, e := range c.ends() {
+		if e.host == nil || e.host.spec.System {
+			continue
+		}
+		n, err := e.host.waitInterface(ctx, e.device, "an interface", func(state.Interface) string { return "" })
+		if err != nil {
+			return err
+		}
+		if !n.Up {
+			scripts[i] = "ip link set " + n.Name + " up"
+		}
+	}
+	return c.atOnce(ctx, scripts)
+}
+
+// bringUp sets the addresses of both interfaces and takes them up.
+func (c *Cable) bringUp(ctx context.Context, names [2]string) error {
+	var scripts [2]string
+	for i, name := range names {
+		scripts[i] = fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), name, name)
+	}
+	return c.atOnce(ctx, scripts)
+}
+
+// atOnce has both ends do something with their interfaces, or one. Both at once:
 // thunderbolt_net logs in when its interface goes up, and tries again only seconds
 // later where the other end was not ready.
 //
@@ -53,14 +82,14 @@ func (c *Cable) Address(ctx context.Context) error {
 // interface is going up is a fault of Linux (seen in 7.3): the device counts as
 // running before tbnet_open() has made its rings, tbnet_handle_packet() answers the
 // login, and tbnet_connected_work() starts rings that are not there.
-func (c *Cable) bringUp(ctx context.Context, names [2]string) error {
+func (c *Cable) atOnce(ctx context.Context, scripts [2]string) error {
 	defer c.Hold()()
 	var errs [2]error
 	var both sync.WaitGroup
 	for i, e := range c.ends() {
-		both.Go(func() {
-			_, errs[i] = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), names[i], names[i]))
-		})
+		if scripts[i] != "" {
+			both.Go(func() { _, errs[i] = e.host.Sh(ctx, scripts[i]) })
+		}
 	}
 	both.Wait()
 	return errors.Join(errs[:]...)
