@@ -118,6 +118,24 @@ func TestTheScenarioOfTheDocumentationIsRead(t *testing.T) {
 	}
 }
 
+// The test of the documentation is one that runs.
+func TestTheTestOfTheDocumentationIsOurs(t *testing.T) {
+	page, err := os.ReadFile("../docs/rig.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := os.ReadFile("example_linux_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(ours), "package rig_test\n")
+	want := strings.ReplaceAll(strings.ReplaceAll(code, "\t", "    "), "\n", "\n    ")
+	want = strings.TrimRight(strings.ReplaceAll(want, "\n    \n", "\n\n"), " ")
+	if !strings.Contains(string(page), want) {
+		t.Errorf("docs/rig.md shows another test than example_linux_test.go:\n%s", want)
+	}
+}
+
 func TestAnInterfaceWithoutCarrierSaysWhy(t *testing.T) {
 	for want, n := range map[string]state.Interface{"": {Up: true, Carrier: true}, "nobody has taken it up": {}, "the other end is not": {Up: true}} {
 		if got := noCarrier(n); !strings.HasSuffix(got, want) || (got == "") != (want == "") {

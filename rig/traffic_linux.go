@@ -20,11 +20,15 @@ import (
 const maxTrafficCables = 1 << 14
 
 // Address gives the interfaces at both ends of a cable an address each and waits
-// until they have carrier. The addresses are of a network of the cable's own, a
+// until they have carrier; where the cable is unplugged or a host is off it fails at
+// once. The addresses are of a network of the cable's own, a
 // /30 in 10.76.0.0/16: .1 at its first end and .2 at its second.
 func (c *Cable) Address(ctx context.Context) error {
 	if c.link == nil {
 		return fault.Newf(fault.Usage, "choose a cable that leads from one host to another", "there is no network over %s, which leads to a hub", c)
+	}
+	if err := c.joined(); err != nil {
+		return err
 	}
 	var names [2]string
 	for i, e := range c.ends() {
@@ -40,6 +44,22 @@ func (c *Cable) Address(ctx context.Context) error {
 	for _, e := range c.ends() {
 		if _, err := e.host.waitInterface(ctx, e.device, "the carrier of the interface", noCarrier); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// joined says why no byte can go over a cable that somebody has to plug in first, or
+// whose hosts somebody has to switch on.
+func (c *Cable) joined() error {
+	for _, other := range c.link.cables {
+		if !other.Plugged() {
+			return fault.Newf(fault.LabFailed, "plug it in first", "nothing can be sent over %s: %s is unplugged", c, other)
+		}
+	}
+	for _, e := range c.ends() {
+		if !e.host.On() {
+			return fault.Newf(fault.NodeDown, "boot it first", "nothing can be sent over %s: host %s is off", c, e.host.Name())
 		}
 	}
 	return nil
