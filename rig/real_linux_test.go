@@ -192,7 +192,7 @@ func testUnplug(t *testing.T, r *Rig) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if _, err := c.Traffic(ctx, 1, 1); err == nil || !strings.Contains(err.Error(), "a.0 - b.0 is unplugged") {
+	if _, err := c.Traffic(ctx, 1, 1); err == nil || !strings.Contains(err.Error(), "the cable a.0 - b.0 is unplugged") {
 		t.Errorf("bytes over a cable that is out: %v", err)
 	}
 	c.Plug()

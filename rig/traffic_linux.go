@@ -54,12 +54,12 @@ func (c *Cable) Address(ctx context.Context) error {
 func (c *Cable) joined() error {
 	for _, other := range c.link.cables {
 		if !other.Plugged() {
-			return fault.Newf(fault.LabFailed, "plug it in first", "nothing can be sent over %s: %s is unplugged", c, other)
+			return fault.Newf(fault.LabFailed, "plug it in first", "nothing can be sent: the cable %s is unplugged", other)
 		}
 	}
 	for _, e := range c.ends() {
-		if !e.host.On() {
-			return fault.Newf(fault.NodeDown, "boot it first", "nothing can be sent over %s: host %s is off", c, e.host.Name())
+		if err := e.host.powered(); err != nil {
+			return err
 		}
 	}
 	return nil

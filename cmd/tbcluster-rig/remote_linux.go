@@ -148,6 +148,9 @@ func ask(ctx context.Context, g *globals, q request) error {
 		return fault.New(fault.Connection, "hear from the rig "+g.name, err, "it may have been taken down")
 	}
 	switch {
+	case a.Fault != nil && a.Fault.Reason == fault.NodeDown && a.Fault.Meta["node"] != "":
+		a.Fault.Fix = g.command("boot", a.Fault.Meta["node"]) + " switches it on"
+		return a.Fault
 	case a.Fault != nil:
 		return a.Fault
 	case a.Exit != 0:

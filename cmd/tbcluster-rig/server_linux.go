@@ -220,7 +220,12 @@ var verbs = map[string]struct {
 		return c.host(func(h *rig.Host) error { return h.ReloadDriver(ctx) })
 	}},
 	"dmesg": {1, func(c *call, _ context.Context) error {
-		return c.host(func(h *rig.Host) error { return c.print(h.Dmesg()) })
+		return c.host(func(h *rig.Host) error {
+			if !h.On() {
+				return fault.Newf(fault.NodeDown, "", "host %s is off; its console is in %s", h.Name(), h.Console()).With("node", h.Name())
+			}
+			return c.print(h.Dmesg())
+		})
 	}},
 	"down": {0, func(c *call, _ context.Context) error { c.down(); return nil }},
 }
@@ -343,7 +348,11 @@ func status(r *rig.Rig) string {
 	}
 	for _, h := range r.Hosts() {
 		if !h.On() {
-			fmt.Fprintf(&b, "host %-13s off\n", h.Name())
+			fmt.Fprintf(&b, "host %-13s off", h.Name())
+			if how := h.Lost(); how != "" {
+				fmt.Fprintf(&b, ": its QEMU ended (%s)", how)
+			}
+			fmt.Fprintln(&b)
 			continue
 		}
 		fmt.Fprintf(&b, "host %-13s on, kernel %s, console %s\n", h.Name(), h.Spec().Kernel, h.Console())
