@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}{
 		{"status", fault.ExitNoAgent, "`tbcluster-rig up` makes one"},
 		{"plug a.0", fault.ExitNoAgent, "find the rig default"},
+		{"--name other plug a.0", fault.ExitNoAgent, "`tbcluster-rig --name other up` makes one"},
 		{"--name / status", fault.ExitUsage, "cannot be called"},
 		{"plug", fault.ExitUsage, "accepts 1 arg"},
 		{"dance", fault.ExitUsage, "unknown command"},
@@ -83,27 +85,40 @@ func TestScenarioWithAMistakeNamesItsLine(t *testing.T) {
 
 func TestTwoRigsHaveTwoNames(t *testing.T) {
 	ownSockets(t)
-	s, err := listen("one")
-	if err != nil {
-		t.Fatal(err)
+	listen := func(name string) (*server, []string) {
+		t.Helper()
+		s, killed, err := (&globals{name: name}).listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.listener.Close() })
+		return s, killed
 	}
-	if _, err := listen("one"); !fault.Is(err, fault.NodeInUse) {
+	one, _ := listen("one")
+	if _, _, err := (&globals{name: "one"}).listen(); !fault.Is(err, fault.NodeInUse) || fault.As(err).Fix != "`tbcluster-rig --name one down` ends it; --name makes another" {
 		t.Errorf("a second rig of the same name: %v", err)
 	}
-	other, err := listen("two")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range []*server{s, other} {
+	two, _ := listen("two")
+	// One that is killed leaves its socket.
+	two.listener.SetUnlinkOnClose(false)
+	for _, x := range []*server{one, two} {
 		if err := x.close(); err != nil {
 			t.Error(err)
 		}
 	}
-	// One that was killed leaves its socket, which is in nobody's way.
-	if again, err := listen("one"); err != nil {
-		t.Error(err)
-	} else if err := again.close(); err != nil {
-		t.Error(err)
+	if code, _, errOut := command(t, "--name", "two", "status"); code != fault.ExitNoAgent || errOut != "tbcluster-rig: the rig two was killed\n  `tbcluster-rig --name two up` makes it anew\n" {
+		t.Errorf("exit code %d and %q of a rig that was killed", code, errOut)
+	}
+	if code, _, errOut := command(t, "--name", "one", "status"); code != fault.ExitNoAgent || strings.Contains(errOut, "killed") {
+		t.Errorf("exit code %d and %q of a rig that was taken down", code, errOut)
+	}
+	three, killed := listen("three")
+	if !slices.Equal(killed, []string{"two"}) {
+		t.Errorf("the rigs %q were killed", killed)
+	}
+	left, err := os.ReadDir(filepath.Dir(three.path))
+	if err != nil || len(left) != 1 {
+		t.Errorf("the sockets %v are left: %v", left, err)
 	}
 }
 

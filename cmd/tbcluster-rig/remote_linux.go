@@ -93,8 +93,11 @@ func ask(ctx context.Context, g *globals, q request) error {
 		return err
 	}
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return fault.New(fault.NoAgent, "find the rig "+g.name, err, "`tbcluster-rig up` makes one").At(path)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fault.Newf(fault.NoAgent, g.command("up")+" makes it anew", "the rig %s was killed", g.name)
+	case err != nil:
+		return fault.New(fault.NoAgent, "find the rig "+g.name, err, g.command("up")+" makes one; --name says which is meant").At(path)
 	}
 	defer conn.Close()
 	// Our own standard input may be a terminal, of which the rig must not take a

@@ -196,9 +196,12 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, done()) }()
 	options.Trace = tracer
-	server, err := listen(g.name)
+	server, killed, err := g.listen()
 	if err != nil {
 		return err
+	}
+	for _, name := range killed {
+		g.notef("the rig %s was killed; what it left is removed", name)
 	}
 	defer func() { err = errors.Join(err, server.close()) }()
 	begun := time.Now()
@@ -260,7 +263,7 @@ func (o *upOptions) stay(ctx context.Context, r *rig.Rig) error {
 	if o.once {
 		return nil
 	}
-	o.g.notef("it stays up until `tbcluster-rig down`")
+	o.g.notef("it stays up until %s", o.g.command("down"))
 	<-ctx.Done()
 	return nil
 }
