@@ -70,6 +70,9 @@ func Up(ctx context.Context, t Topology, o Options) (*Rig, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.checkDrivers(); err != nil {
+		return nil, err
+	}
 	if o.Log == nil {
 		o.Log = func(string) {}
 	}
@@ -103,6 +106,7 @@ func (r *Rig) up(ctx context.Context) error {
 		together = max(2, runtime.NumCPU())
 	}
 	turn := make(chan struct{}, together)
+	r.options.Log(fmt.Sprintf("booting %d hosts", len(r.hosts)))
 	return r.each(func(h *Host) error {
 		select {
 		case turn <- struct{}{}:
@@ -156,10 +160,12 @@ func (r *Rig) images(ctx context.Context) (*images, error) {
 				return nil, err
 			}
 		}
-		if _, ok := i.boots[h.Kernel]; ok {
-			continue
+		if _, ok := i.boots[h.Kernel]; !ok {
+			if i.boots[h.Kernel], err = store.Boot(ctx, h.Kernel); err != nil {
+				return nil, err
+			}
 		}
-		if i.boots[h.Kernel], err = store.Boot(ctx, h.Kernel); err != nil {
+		if err := h.fits(i.boots[h.Kernel].Release); err != nil {
 			return nil, err
 		}
 	}

@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,6 +22,12 @@ import (
 	"tbcluster/host/sock"
 	"tbcluster/rig/usb4"
 )
+
+// maxOut is how long a flap may have a cable out: what takes longer is an unplug.
+const maxOut = time.Hour
+
+// traceWords are what a trace can be told.
+var traceWords = []string{"control", "registers"}
 
 // newRemoteCommands are those on a rig that runs.
 func newRemoteCommands(g *globals) []*cobra.Command {
@@ -44,6 +53,9 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 	flap := &cobra.Command{Use: "flap PORT", Short: "Pull a cable and plug it in again", Args: cobra.ExactArgs(1)}
 	out := flap.Flags().Duration("out", 200*time.Millisecond, "how long it is out")
 	flap.RunE = func(cmd *cobra.Command, args []string) error {
+		if *out < 0 || *out > maxOut {
+			return fault.Newf(fault.Usage, fmt.Sprintf("choose 0s to %v", maxOut), "--out cannot be %v", *out)
+		}
 		return ask(cmd.Context(), g, request{Verb: "flap", Args: args, Out: *out})
 	}
 	wire := newWireCommand(g)
@@ -54,7 +66,14 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 		simple("unplug PORT", "Pull the cable that ends in a port", port),
 		simple("counters", "Show the counters of cables, rings and paths", cobra.NoArgs),
 		simple("status", "Show cables, hosts, and what their kernels see", cobra.NoArgs),
-		simple("trace [control|registers]", "Write what happens on the cables until ^C; control leaves out frames, registers adds those of the host interface", cobra.MaximumNArgs(2)),
+		simple("trace [control|registers]", "Write what happens on the cables until ^C; control leaves out frames, registers adds those of the host interface", cobra.MatchAll(cobra.MaximumNArgs(2), func(_ *cobra.Command, args []string) error {
+			for _, a := range args {
+				if !slices.Contains(traceWords, a) {
+					return fault.Newf(fault.Usage, "the words are "+strings.Join(traceWords, " and "), "trace %s: there is no such word", a)
+				}
+			}
+			return nil
+		})),
 		simple("settle", "Wait until all kernels show what is plugged", cobra.NoArgs),
 		simple("cut HOST", "Cut the power of a host", port),
 		simple("boot HOST", "Switch on a host that is off", port),
