@@ -101,6 +101,13 @@ func TestScenarioWithAMistakeNamesItsLine(t *testing.T) {
 	}
 }
 
+func TestAScenarioWithoutStepsIsNotPlayed(t *testing.T) {
+	code, out, errOut := command(t, "run", os.DevNull)
+	if code != fault.ExitUsage || !strings.Contains(errOut, "(/dev/null): it has no steps") || strings.Contains(out+errOut, "boot") {
+		t.Errorf("exit code %d: %s%s", code, out, errOut)
+	}
+}
+
 func TestTwoRigsHaveTwoNames(t *testing.T) {
 	ownSockets(t)
 	listen := func(name string) (*server, []string) {
