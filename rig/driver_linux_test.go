@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"tbcluster/api/fault"
 )
 
 func TestADriverThatCannotBeLoadedIsRefusedBeforeBooting(t *testing.T) {
@@ -23,6 +25,23 @@ func TestADriverThatCannotBeLoadedIsRefusedBeforeBooting(t *testing.T) {
 		_, err := Up(t.Context(), topology, Options{Dir: filepath.Join(t.TempDir(), "x", "y")})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
+func TestADirectoryForLogsIsMadeButNotWhatIsAboveIt(t *testing.T) {
+	above := filepath.Join(t.TempDir(), "x")
+	for dir, want := range map[string]string{filepath.Join(above, "y"): "the directory above it", filepath.Dir(above): "", above: ""} {
+		r := &Rig{options: Options{Dir: dir}}
+		err := r.makeDir()
+		switch {
+		case want == "" && (err != nil || !isDir(dir)):
+			t.Errorf("%s: %v", dir, err)
+		case want != "" && (fault.As(err) == nil || !strings.Contains(fault.As(err).Fix, want)):
+			t.Errorf("%s: %v", dir, err)
+		}
+		if err := os.RemoveAll(above); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

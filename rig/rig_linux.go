@@ -22,8 +22,8 @@ import (
 
 // Options say how a rig is brought up.
 type Options struct {
-	// Dir is where logs, sockets and the trace are kept; "" is a temporary
-	// directory that Close removes, or the next rig if this process is killed.
+	// Dir is where logs, sockets and the trace are kept; it is made, but not what is
+	// above it. "" is a temporary directory that Close removes, or the next rig if this process is killed.
 	Dir string
 	// Images says where kernels and tools are kept.
 	Images image.Options
@@ -127,12 +127,17 @@ func (r *Rig) makeDir() error {
 	dir, err := filepath.Abs(r.dir)
 	if err == nil {
 		r.dir = dir
-		err = os.MkdirAll(dir, 0o755)
+		err = os.Mkdir(dir, 0o755)
 	}
-	if err != nil {
-		return fault.New(fault.FileIO, "make a directory for the rig", err, "").At(r.dir)
+	if err != nil && !isDir(dir) {
+		return fault.New(fault.FileIO, "make a directory for the logs of the rig", err, "the directory above it has to be there").At(r.dir)
 	}
 	return nil
+}
+
+func isDir(name string) bool {
+	st, err := os.Stat(name)
+	return err == nil && st.IsDir()
 }
 
 // images are what guests are made of.
