@@ -48,6 +48,19 @@ func (c *Cable) Flap(ctx context.Context, out time.Duration) error {
 	return c.Cable.Flap(ctx, out)
 }
 
+// Behaviour says in words how the cable treats what one of its ports sends:
+// "perfect", or what it does.
+func (c *Cable) Behaviour(from *usb4.Port) string {
+	o := c.Options()
+	o.WireOptions = c.Wire(from)
+	inject := func(i usb4.Injection) Injection { return Injection{Every: i.Every, Probability: i.Probability} }
+	return CableOptions{
+		Rate: Rate(o.Rate), Latency: Duration(o.Latency),
+		Loss: inject(o.Loss), Corrupt: inject(o.Corrupt), CorruptFlagged: inject(o.CorruptFlagged), Overrun: inject(o.Overrun),
+		TrainedLanes: o.Lanes, TrainedGen: int(o.Speed), Training: Duration(o.Training),
+	}.String()
+}
+
 // Counters returns the counters of the cable.
 func (c *Cable) Counters() usb4.CableCounters { return c.rig.fabric.Counters().Cables[c.index] }
 

@@ -28,7 +28,9 @@ type Host struct {
 	// With the lock of the rig:
 	on     bool
 	driver bool
-	watch  int // number of the probe whose states count
+	power  int    // how often it was switched on
+	lost   string // how its QEMU ended, if nobody had it end
+	watch  int    // number of the probe whose states count
 	seen   bool
 	state  state.State
 	broken error // why the probe ended, if it should not have
@@ -99,7 +101,11 @@ func (h *Host) disks(ctx context.Context, i *images) (disks []string, err error)
 
 // booted brings a host that has just booted to where it is used.
 func (h *Host) booted(ctx context.Context) error {
-	h.rig.change(func() { h.on = true })
+	h.rig.change(func() {
+		h.on, h.lost = true, ""
+		h.power++
+		go h.watchPower(h.power)
+	})
 	if err := h.observe(ctx); err != nil {
 		return err
 	}
@@ -112,6 +118,55 @@ func (h *Host) booted(ctx context.Context) error {
 		return nil
 	}
 	return h.LoadDriver(ctx)
+}
+
+// watchPower notes that the host has gone off and nobody had it do so.
+func (h *Host) watchPower(number int) {
+	if err := h.guest.Wait(h.rig.ctx); err != nil {
+		return // the rig is being taken down
+	}
+	ours := func() bool { return !h.on || h.power != number || h.rig.closed }
+	h.rig.mu.Lock()
+	known := ours()
+	h.rig.mu.Unlock()
+	if known {
+		return
+	}
+	h.mark(nil)
+	h.rig.change(func() {
+		if known = ours(); !known {
+			h.off()
+			if h.lost = h.guest.Ended(); h.lost == "" {
+				h.lost = "signal: killed" // through Guest
+			}
+		}
+	})
+	if !known {
+		h.rig.options.Log(fmt.Sprintf("host %s's QEMU ended (%s)", h.Name(), h.Lost()))
+	}
+}
+
+// Lost says how the host's QEMU has ended where nobody had it do so, "" otherwise
+// and when the host is on again, or was Cut.
+func (h *Host) Lost() string {
+	h.rig.mu.Lock()
+	defer h.rig.mu.Unlock()
+	return h.lost
+}
+
+// powered returns an error where the host has no power: a Fault that names it as
+// "node".
+func (h *Host) powered() error {
+	h.rig.mu.Lock()
+	defer h.rig.mu.Unlock()
+	if h.on {
+		return nil
+	}
+	why := ""
+	if h.lost != "" {
+		why = ": its QEMU ended (" + h.lost + ")"
+	}
+	return fault.Newf(fault.NodeDown, "boot it first", "host %s is off%s", h.spec.Name, why).With("node", h.spec.Name)
 }
 
 // observe starts the probe and waits for its first word.
@@ -197,26 +252,41 @@ func (h *Host) Console() string { return filepath.Join(h.rig.dir, h.spec.Name, "
 // Run runs a program and returns its standard output. A program that does not
 // end with 0 is a *guest.ExitError.
 func (h *Host) Run(ctx context.Context, args ...string) (string, error) {
+	if err := h.powered(); err != nil {
+		return "", err
+	}
 	return h.guest.Run(ctx, args...)
 }
 
 // Sh runs a shell script, which ends at the first command that fails.
 func (h *Host) Sh(ctx context.Context, script string) (string, error) {
+	if err := h.powered(); err != nil {
+		return "", err
+	}
 	return h.guest.Sh(ctx, script)
 }
 
 // Start starts a program.
 func (h *Host) Start(ctx context.Context, c guest.Command) (*guest.Process, error) {
+	if err := h.powered(); err != nil {
+		return nil, err
+	}
 	return h.guest.Start(ctx, c)
 }
 
 // CopyIn copies a file of the machine into the host, CopyOut one out of it.
 func (h *Host) CopyIn(ctx context.Context, from, to string) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	return h.guest.PushFile(ctx, from, to)
 }
 
 // CopyOut copies a file of the host to the machine.
 func (h *Host) CopyOut(ctx context.Context, from, to string) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	return h.guest.PullFile(ctx, from, to)
 }
 
@@ -264,6 +334,9 @@ done`
 
 // LoadDriver loads the thunderbolt driver and thunderbolt_net.
 func (h *Host) LoadDriver(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	load := "modprobe thunderbolt\nmodprobe thunderbolt_net\n"
 	if len(h.spec.Driver) > 0 {
 		load = ""
@@ -294,6 +367,9 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 // domain_released before; nhi_shutdown() then warns of ring 0, which is in use.
 // For another one, see silently.
 func (h *Host) UnloadDriver(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	h.mark(nil)
 	if len(h.spec.Driver) > 0 {
 		h.rig.change(func() { h.driver = false })
@@ -382,26 +458,27 @@ func (h *Host) mark(only *Cable) {
 	}
 }
 
-// off notes that the host has lost its power.
+// off notes that the host has lost its power. The rig's lock is held.
 func (h *Host) off() {
-	h.rig.change(func() {
-		h.on, h.driver, h.seen, h.state = false, false, false, state.State{}
-		h.watch++ // what the old probe still says counts no more
-		clear(h.stale)
-	})
+	h.on, h.driver, h.seen, h.state, h.broken, h.lost = false, false, false, state.State{}, nil, ""
+	h.watch++ // what the old probe still says counts no more
+	clear(h.stale)
 }
 
 // Cut cuts the power: whatever is in memory is lost.
 func (h *Host) Cut() error {
 	h.mark(nil)
-	h.off()
+	h.rig.change(h.off)
 	return h.guest.Kill()
 }
 
 // PowerOff shuts the host down in good order.
 func (h *Host) PowerOff(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	h.mark(nil)
-	h.off()
+	h.rig.change(h.off)
 	return h.guest.PowerOff(ctx)
 }
 
@@ -418,8 +495,11 @@ func (h *Host) Boot(ctx context.Context) error {
 
 // Reboot restarts the host in good order; its power stays on.
 func (h *Host) Reboot(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	h.mark(nil)
-	h.off()
+	h.rig.change(h.off)
 	if err := h.guest.Reboot(ctx); err != nil {
 		return err
 	}
@@ -451,16 +531,19 @@ func (h *Host) WaitInterface(ctx context.Context, port int) (state.Interface, er
 }
 
 // WaitCarrier waits until the interface towards the peer behind a port is up at
-// both ends.
+// both ends. It takes up none: Cable.TakeUp does, and Cable.Address.
 func (h *Host) WaitCarrier(ctx context.Context, port int) (state.Interface, error) {
 	return h.waitInterface(ctx, h.Device(port), "the carrier of the interface", noCarrier)
 }
 
 func noCarrier(n state.Interface) string {
-	if !n.Carrier {
-		return n.Name + " has no carrier"
+	switch {
+	case n.Carrier:
+		return ""
+	case !n.Up:
+		return n.Name + " has no carrier: it is down, nobody has taken it up"
 	}
-	return ""
+	return n.Name + " has no carrier: it is up, and the other end is not"
 }
 
 func (h *Host) waitInterface(ctx context.Context, device, what string, missing func(state.Interface) string) (state.Interface, error) {

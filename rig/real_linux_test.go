@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"tbcluster/api/fault"
 	"tbcluster/rig/image"
 	"tbcluster/rig/usb4"
 )
@@ -189,6 +190,11 @@ func testUnplug(t *testing.T, r *Rig) {
 			t.Fatalf("host %s still shows %+v", h.Name(), p)
 		}
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := c.Traffic(ctx, 1, 1); err == nil || !strings.Contains(err.Error(), "the cable a.0 - b.0 is unplugged") {
+		t.Errorf("bytes over a cable that is out: %v", err)
+	}
 	c.Plug()
 	r.Settled(t)
 	traffic(t, c, 1<<18)
@@ -232,6 +238,11 @@ func testCrash(t *testing.T, r *Rig) {
 	if p := a.State().Peers(); len(p) != 0 {
 		t.Fatalf("host a still shows %+v", p)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := c.Traffic(ctx, 1, 1); !fault.Is(err, fault.NodeDown) || !strings.Contains(err.Error(), "host b is off") {
+		t.Errorf("bytes for a host that is off: %v", err)
+	}
 	if err := b.Boot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -259,6 +270,7 @@ run = ["cat", "/sys/bus/thunderbolt/devices/0-1/device_name"]
 expect = "^b\n$"
 
 [[step]]
+when = "carrier b.0"
 do = "traffic"
 cable = "a.0"
 bytes = "64k"

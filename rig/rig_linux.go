@@ -22,8 +22,8 @@ import (
 
 // Options say how a rig is brought up.
 type Options struct {
-	// Dir is where logs, sockets and the trace are kept; "" is a temporary
-	// directory that Close removes, or the next rig if this process is killed.
+	// Dir is where logs, sockets and the trace are kept; it is made, but not what is
+	// above it. "" is a temporary directory that Close removes, or the next rig if this process is killed.
 	Dir string
 	// Images says where kernels and tools are kept.
 	Images image.Options
@@ -70,6 +70,9 @@ func Up(ctx context.Context, t Topology, o Options) (*Rig, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.checkDrivers(); err != nil {
+		return nil, err
+	}
 	if o.Log == nil {
 		o.Log = func(string) {}
 	}
@@ -103,6 +106,7 @@ func (r *Rig) up(ctx context.Context) error {
 		together = max(2, runtime.NumCPU())
 	}
 	turn := make(chan struct{}, together)
+	r.options.Log(fmt.Sprintf("booting %d hosts", len(r.hosts)))
 	return r.each(func(h *Host) error {
 		select {
 		case turn <- struct{}{}:
@@ -123,12 +127,17 @@ func (r *Rig) makeDir() error {
 	dir, err := filepath.Abs(r.dir)
 	if err == nil {
 		r.dir = dir
-		err = os.MkdirAll(dir, 0o755)
+		err = os.Mkdir(dir, 0o755)
 	}
-	if err != nil {
-		return fault.New(fault.FileIO, "make a directory for the rig", err, "").At(r.dir)
+	if err != nil && !isDir(dir) {
+		return fault.New(fault.FileIO, "make a directory for the logs of the rig", err, "the directory above it has to be there").At(r.dir)
 	}
 	return nil
+}
+
+func isDir(name string) bool {
+	st, err := os.Stat(name)
+	return err == nil && st.IsDir()
 }
 
 // images are what guests are made of.
@@ -156,10 +165,12 @@ func (r *Rig) images(ctx context.Context) (*images, error) {
 				return nil, err
 			}
 		}
-		if _, ok := i.boots[h.Kernel]; ok {
-			continue
+		if _, ok := i.boots[h.Kernel]; !ok {
+			if i.boots[h.Kernel], err = store.Boot(ctx, h.Kernel); err != nil {
+				return nil, err
+			}
 		}
-		if i.boots[h.Kernel], err = store.Boot(ctx, h.Kernel); err != nil {
+		if err := h.fits(i.boots[h.Kernel].Release); err != nil {
 			return nil, err
 		}
 	}

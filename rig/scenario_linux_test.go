@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/rig/image"
+	"tbcluster/rig/state"
 	"tbcluster/rig/usb4"
 )
 
@@ -88,6 +90,57 @@ func TestScenarioIsRead(t *testing.T) {
 	}
 	if s.Steps[0].bytes() != 4<<20 || s.Steps[1].out() != 300*time.Millisecond || s.Steps[2].Wire.options(false).Lanes != 1 {
 		t.Errorf("steps %+v", s.Steps)
+	}
+}
+
+// What the documentation shows is a scenario.
+func TestTheScenarioOfTheDocumentationIsRead(t *testing.T) {
+	b, err := os.ReadFile("../docs/rig.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(b), "\n## Scenarios\n")
+	var file strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "## ") {
+			break
+		}
+		if code, ok := strings.CutPrefix(line, "    "); ok {
+			file.WriteString(code)
+		}
+	}
+	s, err := ParseScenario("docs/rig.md", []byte(file.String()))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, file.String())
+	}
+	if len(s.Steps) != 4 || s.Steps[1].When != "carrier a.0" || len(s.Hosts) != 1 {
+		t.Errorf("it is read as %+v", s)
+	}
+}
+
+// The test of the documentation is one that runs.
+func TestTheTestOfTheDocumentationIsOurs(t *testing.T) {
+	page, err := os.ReadFile("../docs/rig.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := os.ReadFile("example_linux_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(ours), "package rig_test\n")
+	want := strings.ReplaceAll(strings.ReplaceAll(code, "\t", "    "), "\n", "\n    ")
+	want = strings.TrimRight(strings.ReplaceAll(want, "\n    \n", "\n\n"), " ")
+	if !strings.Contains(string(page), want) {
+		t.Errorf("docs/rig.md shows another test than example_linux_test.go:\n%s", want)
+	}
+}
+
+func TestAnInterfaceWithoutCarrierSaysWhy(t *testing.T) {
+	for want, n := range map[string]state.Interface{"": {Up: true, Carrier: true}, "nobody has taken it up": {}, "the other end is not": {Up: true}} {
+		if got := noCarrier(n); !strings.HasSuffix(got, want) || (got == "") != (want == "") {
+			t.Errorf("%+v: %q, not %q", n, got, want)
+		}
 	}
 }
 

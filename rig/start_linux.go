@@ -46,6 +46,9 @@ func StartWith(t TB, topology Topology, o Options) *Rig {
 	}
 	if o.Dir == "" {
 		if keep := os.Getenv("TBCLUSTER_RIG_LOGS"); keep != "" {
+			if err := os.MkdirAll(keep, 0o755); err != nil {
+				t.Fatalf("make the directory of TBCLUSTER_RIG_LOGS: %v", err)
+			}
 			o.Dir = filepath.Join(keep, strings.NewReplacer("/", "_", " ", "_").Replace(t.Name()))
 		}
 	}

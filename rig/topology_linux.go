@@ -18,6 +18,11 @@ import (
 const (
 	MaxHosts = 16
 	MaxPorts = 15 // what usb4 gives a host
+
+	MinMemory = 256      // MiB: the initramfs is unpacked into it
+	MaxMemory = 64 << 10 // MiB
+	MaxCPUs   = 64       // more than a machine that emulates them has use for
+	MaxDisk   = 1 << 20  // MiB
 )
 
 // Topology says what a rig is made of.
@@ -159,6 +164,17 @@ func hostName(i int) string {
 	return "h" + strconv.Itoa(i+1)
 }
 
+// Names returns the names of the hosts.
+func (t Topology) Names() []string {
+	names := make([]string, len(t.Hosts))
+	for i, h := range t.Hosts {
+		if names[i] = h.Name; h.Name == "" {
+			names[i] = hostName(i)
+		}
+	}
+	return names
+}
+
 // Each returns a copy in which every host has been changed by f.
 func (t Topology) Each(f func(*HostSpec)) Topology {
 	t.Hosts = slices.Clone(t.Hosts)
@@ -181,6 +197,27 @@ func parsePort(s string) (host string, port int, err error) {
 		return "", 0, wrong
 	}
 	return s[:i], port, nil
+}
+
+// check refuses what no host can have.
+func (h HostSpec) check() error {
+	for _, v := range []struct {
+		name            string
+		value, min, max int // 0 stands for something else
+		unit            string
+	}{
+		{"memory", h.Memory, MinMemory, MaxMemory, " MiB"}, {"number of processors", h.CPUs, 1, MaxCPUs, ""},
+		{"disk", h.Disk, 1, MaxDisk, " MiB"}, {"number of ports", h.Ports, 1, MaxPorts, ""},
+		{"number of lanes", h.Lanes, 1, 2, ""}, {"version of USB4", h.Version, 1, 2, ""}, {"generation", int(h.Speed), 2, 4, ""},
+	} {
+		if v.value != 0 && (v.value < v.min || v.value > v.max) {
+			return fault.Newf(fault.Usage, fmt.Sprintf("choose %d to %d%s", v.min, v.max, v.unit), "host %s: the %s cannot be %d%s", h.Name, v.name, v.value, v.unit)
+		}
+	}
+	if h.Speed == usb4.Gen4 && (h.Version != 2 || h.Lanes == 1) {
+		return fault.Newf(fault.Usage, "choose version 2 of USB4, and two lanes", "host %s: generation 4 needs version 2 of USB4 and two lanes", h.Name)
+	}
+	return nil
 }
 
 // complete returns the topology with all defaults filled in, or what is wrong
@@ -212,8 +249,8 @@ func (t Topology) complete() (Topology, error) {
 				h.Memory = 1024
 			}
 		}
-		if h.Disk < 0 || h.Memory < 0 || h.CPUs < 0 || h.Ports < 0 {
-			return t, fault.Newf(fault.Usage, "", "host %s: a size is less than nothing", h.Name)
+		if err := h.check(); err != nil {
+			return t, err
 		}
 	}
 	hubs := slices.Clone(t.Hubs)

@@ -20,11 +20,15 @@ import (
 const maxTrafficCables = 1 << 14
 
 // Address gives the interfaces at both ends of a cable an address each and waits
-// until they have carrier. The addresses are of a network of the cable's own, a
+// until they have carrier; where the cable is unplugged or a host is off it fails at
+// once. The addresses are of a network of the cable's own, a
 // /30 in 10.76.0.0/16: .1 at its first end and .2 at its second.
 func (c *Cable) Address(ctx context.Context) error {
 	if c.link == nil {
 		return fault.Newf(fault.Usage, "choose a cable that leads from one host to another", "there is no network over %s, which leads to a hub", c)
+	}
+	if err := c.joined(); err != nil {
+		return err
 	}
 	var names [2]string
 	for i, e := range c.ends() {
@@ -45,7 +49,52 @@ func (c *Cable) Address(ctx context.Context) error {
 	return nil
 }
 
-// bringUp sets the addresses of both interfaces and takes them up. Both at once:
+// joined says why no byte can go over a cable that somebody has to plug in first, or
+// whose hosts somebody has to switch on.
+func (c *Cable) joined() error {
+	for _, other := range c.link.cables {
+		if !other.Plugged() {
+			return fault.Newf(fault.LabFailed, "plug it in first", "nothing can be sent: the cable %s is unplugged", other)
+		}
+	}
+	for _, e := range c.ends() {
+		if err := e.host.powered(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TakeUp takes up the interfaces at both ends of a cable, without an address, where
+// nobody has: it waits until they are there. On a host with System it leaves that
+// to what runs there.
+func (c *Cable) TakeUp(ctx context.Context) error {
+	var scripts [2]string
+	for i, e := range c.ends() {
+		if e.host == nil || e.host.spec.System {
+			continue
+		}
+		n, err := e.host.waitInterface(ctx, e.device, "an interface", func(state.Interface) string { return "" })
+		if err != nil {
+			return err
+		}
+		if !n.Up {
+			scripts[i] = "ip link set " + n.Name + " up"
+		}
+	}
+	return c.atOnce(ctx, scripts)
+}
+
+// bringUp sets the addresses of both interfaces and takes them up.
+func (c *Cable) bringUp(ctx context.Context, names [2]string) error {
+	var scripts [2]string
+	for i, name := range names {
+		scripts[i] = fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), name, name)
+	}
+	return c.atOnce(ctx, scripts)
+}
+
+// atOnce has both ends do something with their interfaces, or one. Both at once:
 // thunderbolt_net logs in when its interface goes up, and tries again only seconds
 // later where the other end was not ready.
 //
@@ -53,14 +102,14 @@ func (c *Cable) Address(ctx context.Context) error {
 // interface is going up is a fault of Linux (seen in 7.3): the device counts as
 // running before tbnet_open() has made its rings, tbnet_handle_packet() answers the
 // login, and tbnet_connected_work() starts rings that are not there.
-func (c *Cable) bringUp(ctx context.Context, names [2]string) error {
+func (c *Cable) atOnce(ctx context.Context, scripts [2]string) error {
 	defer c.Hold()()
 	var errs [2]error
 	var both sync.WaitGroup
 	for i, e := range c.ends() {
-		both.Go(func() {
-			_, errs[i] = e.host.Sh(ctx, fmt.Sprintf("ip addr replace %s/30 dev %s; ip link set %s up", c.IP(i), names[i], names[i]))
-		})
+		if scripts[i] != "" {
+			both.Go(func() { _, errs[i] = e.host.Sh(ctx, scripts[i]) })
+		}
 	}
 	both.Wait()
 	return errors.Join(errs[:]...)

@@ -134,8 +134,26 @@ func (r *Rig) Differences() []string {
 // Settle waits until all hosts that are on show the truth of the fabric: the
 // right peers, by name and UUID, behind the right ports, with the lanes and the
 // speed of the cable and a network interface, and nothing else.
+//
+// A host whose QEMU has ended, and nobody had it do so, is an error at once.
 func (r *Rig) Settle(ctx context.Context) error {
-	return r.Await(ctx, "wait until all hosts show what is plugged", func() string {
+	lost := func() error {
+		for _, h := range r.hosts {
+			if h.Lost() != "" {
+				return h.powered()
+			}
+		}
+		return nil
+	}
+	var gone error
+	err := r.Await(ctx, "wait until all hosts show what is plugged", func() string {
+		if gone = lost(); gone != nil {
+			return ""
+		}
 		return strings.Join(r.Differences(), "; ")
 	})
+	if gone != nil {
+		return gone
+	}
+	return err
 }

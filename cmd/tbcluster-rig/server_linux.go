@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"tbcluster/api/fault"
@@ -76,24 +77,65 @@ type server struct {
 	listener *net.UnixListener
 }
 
-// listen takes the name of a rig.
-func listen(name string) (*server, error) {
-	path, err := socketPath(name)
+// listen takes the name of a rig. First it removes the sockets of rigs that were
+// killed, and returns their names.
+func (g *globals) listen() (s *server, killed []string, err error) {
+	path, err := socketPath(g.name)
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err := lockDir(filepath.Dir(path))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
+	if killed, err = removeKilled(filepath.Dir(path)); err != nil {
+		return nil, nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, nil, fault.Newf(fault.NodeInUse, g.command("down")+" ends it; --name makes another", "a rig called %s runs", g.name)
+	}
+	if err != nil {
+		return nil, nil, fault.New(fault.FileIO, "listen to other commands", err, "").At(path)
+	}
+	return &server{path: path, listener: l}, killed, nil
+}
+
+// lockDir keeps others from looking at sockets that do not listen yet.
+func lockDir(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err == nil {
+		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fault.New(fault.FileIO, "lock the directory of the rigs' sockets", err, "").At(dir), f.Close())
+	}
+	return func() { f.Close() }, nil
+}
+
+// removeKilled removes the sockets that nobody listens to.
+func removeKilled(dir string) (names []string, err error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.sock"))
 	if err != nil {
 		return nil, err
 	}
-	if conn, err := net.Dial("unix", path); err == nil {
-		conn.Close()
-		return nil, fault.Newf(fault.NodeInUse, "`tbcluster-rig down` ends it; --name makes another", "a rig called %s runs", name)
+	for _, path := range paths {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			conn.Close()
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return names, fault.New(fault.FileIO, "remove the socket of a rig that was killed", err, "").At(path)
+		}
+		names = append(names, strings.TrimSuffix(filepath.Base(path), ".sock"))
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fault.New(fault.FileIO, "remove the socket of a rig that is gone", err, "").At(path)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fault.New(fault.FileIO, "listen to other commands", err, "").At(path)
-	}
-	return &server{path: path, listener: l}, nil
+	return names, nil
 }
 
 func (s *server) close() error {
@@ -220,7 +262,12 @@ var verbs = map[string]struct {
 		return c.host(func(h *rig.Host) error { return h.ReloadDriver(ctx) })
 	}},
 	"dmesg": {1, func(c *call, _ context.Context) error {
-		return c.host(func(h *rig.Host) error { return c.print(h.Dmesg()) })
+		return c.host(func(h *rig.Host) error {
+			if !h.On() {
+				return fault.Newf(fault.NodeDown, "", "host %s is off; its console is in %s", h.Name(), h.Console()).With("node", h.Name())
+			}
+			return c.print(h.Dmesg())
+		})
 	}},
 	"down": {0, func(c *call, _ context.Context) error { c.down(); return nil }},
 }
@@ -258,9 +305,19 @@ func (c *call) host(do func(*rig.Host) error) error {
 
 func (c *call) wire(x *rig.Cable) error {
 	if c.Wire == nil {
-		return c.print(fmt.Sprintf("%+v\n", x.Options()))
+		return c.print(wire(x))
 	}
 	return x.SetOptions(*c.Wire)
+}
+
+// wire says how a cable behaves, each way for itself where they differ.
+func wire(x *rig.Cable) string {
+	a, b := x.Ends()
+	both := x.Behaviour(a)
+	if back := x.Behaviour(b); back != both {
+		return fmt.Sprintf("cable %s: from %s %s; from %s %s\n", x, a, both, b, back)
+	}
+	return fmt.Sprintf("cable %s: %s\n", x, both)
 }
 
 // guest runs a program in a host, or a shell.
@@ -333,7 +390,11 @@ func status(r *rig.Rig) string {
 	}
 	for _, h := range r.Hosts() {
 		if !h.On() {
-			fmt.Fprintf(&b, "host %-13s off\n", h.Name())
+			fmt.Fprintf(&b, "host %-13s off", h.Name())
+			if how := h.Lost(); how != "" {
+				fmt.Fprintf(&b, ": its QEMU ended (%s)", how)
+			}
+			fmt.Fprintln(&b)
 			continue
 		}
 		fmt.Fprintf(&b, "host %-13s on, kernel %s, console %s\n", h.Name(), h.Spec().Kernel, h.Console())

@@ -41,6 +41,7 @@ type Guest struct {
 	machine *machine      // nil while the power is off
 	session *session      // nil while no agent is there
 	boots   int           // sessions so far
+	ended   string        // how the last machine ended that we did not kill, and what it said
 	reports reports
 	log     []Record
 	console tail
@@ -192,7 +193,8 @@ func (g *Guest) failed(what string, err error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	why := err.Error()
-	if end := g.console.String(); end != "" {
+	// The console of one whose power was cut says nothing of that.
+	if end := g.console.String(); end != "" && (g.machine != nil || g.ended != "" || g.boots == 0) {
 		why += "\nthe end of its console:\n" + end
 	}
 	return &fault.Fault{Reason: fault.LabFailed, What: what + " guest " + g.o.Name, Where: filepath.Join(g.dir, "console.log"), Why: why, Err: err}
@@ -288,7 +290,7 @@ func (g *Guest) startMachine(ctx context.Context) error {
 	readers.Go(func() { g.readConsole(conns[consoleFD-agentFD], console) })
 	readers.Go(func() { g.readAgent(conns[0]) })
 	m.monitor = newMonitor(conns[monitorFD-agentFD], func(string) {})
-	g.change(func() { g.machine = m })
+	g.change(func() { g.machine, g.ended = m, "" })
 	go func() {
 		err := <-exited
 		readers.Wait() // their ends close with QEMU
@@ -299,6 +301,13 @@ func (g *Guest) startMachine(ctx context.Context) error {
 				m.err = errors.Join(err, errors.New(said))
 			}
 			g.machine = nil
+			g.ended = ""
+			if !m.killed {
+				g.ended = m.cmd.ProcessState.String()
+				if said := m.said.String(); said != "" {
+					g.ended += ": " + said
+				}
+			}
 		})
 		close(m.ended)
 	}()
@@ -522,6 +531,14 @@ func (g *Guest) command(ctx context.Context, name string) error {
 // Wait waits until the guest goes off, for whatever reason.
 func (g *Guest) Wait(ctx context.Context) error {
 	return g.wait(ctx, "wait for the end of", func() (bool, error) { return g.machine == nil, nil })
+}
+
+// Ended says how QEMU has ended where that was not by us, "signal: killed", and what
+// it has said; "" while it runs, or after Kill.
+func (g *Guest) Ended() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.ended
 }
 
 // BootTime returns the time from the kernel's start to its agent's, in this boot;
