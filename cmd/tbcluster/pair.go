@@ -162,7 +162,7 @@ func (o *pairOptions) check() error {
 		on   bool
 	}{{"list", o.list}, {"new-identity", o.newIdentity}} {
 		if o.given[f.flag] && !f.on {
-			return fault.Newf(fault.Usage, "leave it out", "--%s=false means nothing", f.flag)
+			return fault.Newf(fault.Usage, "leave it out", "--%s=false is no choice", f.flag)
 		}
 	}
 	if _, ok := roles[o.role]; !ok {

@@ -203,8 +203,8 @@ func TestPairShowsNoCodeToWhoAskedForSomethingElse(t *testing.T) {
 		{"--as ada --map beta/eve=eve", "--as belongs"},
 		{"--address x --list", "--address needs a code"},
 		{"--out x --list", "--out belongs"},
-		{"--list=false", "--list=false means nothing"},
-		{"--new-identity=false", "--new-identity=false means nothing"},
+		{"--list=false", "--list=false is no choice"},
+		{"--new-identity=false", "--new-identity=false is no choice"},
 	} {
 		args := []string{"pair"}
 		for _, a := range strings.Fields(c.args) {
