@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -131,6 +132,10 @@ var pairBelongs = []struct {
 	{"as", []string{"show", "", "client"}, "--as belongs to pairing and to --client", "leave it out"},
 }
 
+// clientName is what the agent takes too: here it is checked before a file is named
+// after it.
+var clientName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
 // check refuses a command line that says too much, or says something empty.
 func (o *pairOptions) check() error {
 	action := "show"
@@ -151,6 +156,13 @@ func (o *pairOptions) check() error {
 		if o.given[v.flag] && f == "" {
 			return fault.Newf(fault.Usage, "give it a value, or leave it out", "--%s needs %s", v.flag, v.value)
 		}
+	}
+	if o.given["client"] && !clientName.MatchString(o.client) {
+		shown := o.client
+		if len(shown) > 80 {
+			shown = shown[:80] + "…"
+		}
+		return fault.Newf(fault.Usage, "use 1 to 63 of a-z, 0-9 and \"-\"", "%q is no name of a client", shown)
 	}
 	for _, b := range pairBelongs {
 		if o.given[b.flag] && !slices.Contains(b.to, action) {
