@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -337,6 +338,26 @@ func parseMapping(s string) (*tbv1.MapRequest, error) {
 	return &tbv1.MapRequest{Node: node, User: user, LocalUser: local}, nil
 }
 
+// unknownNode returns a fault where no node that is in the cluster has that name or
+// ID, or one that begins so.
+func unknownNode(ctx context.Context, c *client, name string) error {
+	resp, err := c.pairing.List(ctx, &tbv1.PairingServiceListRequest{})
+	if err != nil {
+		return nil // there is something to say already
+	}
+	var names []string
+	for _, m := range resp.GetMembers() {
+		switch {
+		case m.GetClient() || m.GetRevoked():
+		case m.GetName() == name, m.GetNodeId() == name, len(name) >= 4 && strings.HasPrefix(m.GetNodeId(), strings.ToUpper(name)):
+			return nil
+		default:
+			names = append(names, m.GetName())
+		}
+	}
+	return fault.Newf(fault.NodeUnknown, "the nodes are "+strings.Join(names, ", "), "no node is called %q", name).With("node", name)
+}
+
 // mappingsJSON is `tbcluster pair --map -o json`.
 type mappingsJSON struct {
 	Mappings []string `json:"mappings"`
@@ -344,7 +365,8 @@ type mappingsJSON struct {
 
 func pairMap(ctx context.Context, o *pairOptions, c *client, req *tbv1.MapRequest) error {
 	if err := vouch(ctx, c, req.LocalUser); err != nil {
-		return err
+		// The node comes first in what was typed, so it is named first too.
+		return cmp.Or(unknownNode(ctx, c, req.Node), err)
 	}
 	resp, err := c.pairing.Map(ctx, req)
 	if err != nil {

@@ -118,6 +118,20 @@ func TestPairMapsAUser(t *testing.T) {
 	}
 }
 
+func TestAMappingOfANodeThatIsNotThereNamesTheNode(t *testing.T) {
+	d := startDouble(t, &agentDouble{members: append(members(), &tbv1.Member{NodeId: "LLLL-9", Name: "laptop", Client: true})})
+	c := mustDial(t, d)
+	for name, known := range map[string]bool{"beta": true, "BBBB-2": true, "bbbb": true, "bbb": false, "nosuch": false, "gamma": false, "laptop": false} {
+		err := unknownNode(t.Context(), c, name)
+		if known != (err == nil) || !known && !fault.Is(err, fault.NodeUnknown) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if f := fault.As(err); f != nil && f.Fix != "the nodes are alpha, beta" {
+			t.Errorf("%s: to do is %q", name, f.Fix)
+		}
+	}
+}
+
 func TestPairWritesABundleOnceAndForItsOwnerAlone(t *testing.T) {
 	d := startDouble(t, &agentDouble{})
 	file := filepath.Join(t.TempDir(), "laptop.pem")
