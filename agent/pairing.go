@@ -47,7 +47,7 @@ func (s *pairingServer) Open(q *v1.OpenRequest, out grpc.ServerStreamingServer[v
 	if !ok {
 		return fault.Newf(fault.Usage, "choose viewer, operator or admin", "there is no role %d", q.Role).With("field", "role")
 	}
-	user, err := s.a.localUser(ctx, q.LocalUser)
+	user, err := s.a.localUser(ctx, q.LocalUser, false)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 	if err != nil {
 		return nil, err
 	}
-	user, err := s.a.localUser(ctx, q.LocalUser)
+	user, err := s.a.localUser(ctx, q.LocalUser, false)
 	if err != nil {
 		return nil, err
 	}

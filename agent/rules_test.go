@@ -78,6 +78,16 @@ func TestWhoIsNotFoundIsToldWhoIsThere(t *testing.T) {
 	}
 }
 
+func TestAUserWhoIsNotThereIsSaidInWords(t *testing.T) {
+	_, err := resolver{}.ByName(t.Context(), "no-such-user-here")
+	if err == nil || strings.Contains(err.Error(), "exit status") || !strings.Contains(err.Error(), `no user is called "no-such-user-here"`) {
+		t.Errorf("it says %v", err)
+	}
+	if u, err := (resolver{}).ByName(t.Context(), "root"); err != nil || u.UID != 0 {
+		t.Errorf("root is %+v, %v", u, err)
+	}
+}
+
 func TestRolesAreOrdered(t *testing.T) {
 	if !(v1.Role_ROLE_UNSPECIFIED < v1.Role_ROLE_VIEWER && v1.Role_ROLE_VIEWER < v1.Role_ROLE_OPERATOR && v1.Role_ROLE_OPERATOR < v1.Role_ROLE_ADMIN) {
 		t.Error("roles are compared by their numbers")

@@ -483,7 +483,7 @@ func (s *linkServer) Rescan(ctx context.Context, _ *v1.RescanRequest) (*v1.Resca
 
 // localUser is the local user as whom people of other nodes are to act: the
 // one named, or the one who asks unless that is root.
-func (a *Agent) localUser(ctx context.Context, named string) (string, error) {
+func (a *Agent) localUser(ctx context.Context, named string, client bool) (string, error) {
 	if named != "" {
 		return named, nil
 	}
@@ -497,6 +497,10 @@ func (a *Agent) localUser(ctx context.Context, named string) (string, error) {
 		return "", err
 	}
 	if u.UID == 0 && a.opt.Privileged && !a.soleUser() {
+		if client {
+			return "", fault.Newf(fault.Usage, "name the user as whom the client copies, places and stops here: --as NAME (\"--as root\" if you mean it)",
+				"root makes the client, and no program on another machine is root by accident").With("field", "local_user")
+		}
 		return "", fault.Newf(fault.Usage, "name the user as whom people of the other nodes act here: --as NAME (\"--as root\" if you mean it)",
 			"root pairs, and nobody is root on another machine by accident").With("field", "local_user")
 	}

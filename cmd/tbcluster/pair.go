@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -131,6 +133,10 @@ var pairBelongs = []struct {
 	{"as", []string{"show", "", "client"}, "--as belongs to pairing and to --client", "leave it out"},
 }
 
+// clientName is what the agent takes too: here it is checked before a file is named
+// after it.
+var clientName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
 // check refuses a command line that says too much, or says something empty.
 func (o *pairOptions) check() error {
 	action := "show"
@@ -151,6 +157,13 @@ func (o *pairOptions) check() error {
 		if o.given[v.flag] && f == "" {
 			return fault.Newf(fault.Usage, "give it a value, or leave it out", "--%s needs %s", v.flag, v.value)
 		}
+	}
+	if o.given["client"] && !clientName.MatchString(o.client) {
+		shown := o.client
+		if len(shown) > 80 {
+			shown = shown[:80] + "…"
+		}
+		return fault.Newf(fault.Usage, "use 1 to 63 of a-z, 0-9 and \"-\"", "%q is no name of a client", shown)
 	}
 	for _, b := range pairBelongs {
 		if o.given[b.flag] && !slices.Contains(b.to, action) {
@@ -325,6 +338,26 @@ func parseMapping(s string) (*tbv1.MapRequest, error) {
 	return &tbv1.MapRequest{Node: node, User: user, LocalUser: local}, nil
 }
 
+// unknownNode returns a fault where no node that is in the cluster has that name or
+// ID, or one that begins so.
+func unknownNode(ctx context.Context, c *client, name string) error {
+	resp, err := c.pairing.List(ctx, &tbv1.PairingServiceListRequest{})
+	if err != nil {
+		return nil // there is something to say already
+	}
+	var names []string
+	for _, m := range resp.GetMembers() {
+		switch {
+		case m.GetClient() || m.GetRevoked():
+		case m.GetName() == name, m.GetNodeId() == name, len(name) >= 4 && strings.HasPrefix(m.GetNodeId(), strings.ToUpper(name)):
+			return nil
+		default:
+			names = append(names, m.GetName())
+		}
+	}
+	return fault.Newf(fault.NodeUnknown, "the nodes are "+strings.Join(names, ", "), "no node is called %q", name).With("node", name)
+}
+
 // mappingsJSON is `tbcluster pair --map -o json`.
 type mappingsJSON struct {
 	Mappings []string `json:"mappings"`
@@ -332,7 +365,8 @@ type mappingsJSON struct {
 
 func pairMap(ctx context.Context, o *pairOptions, c *client, req *tbv1.MapRequest) error {
 	if err := vouch(ctx, c, req.LocalUser); err != nil {
-		return err
+		// The node comes first in what was typed, so it is named first too.
+		return cmp.Or(unknownNode(ctx, c, req.Node), err)
 	}
 	resp, err := c.pairing.Map(ctx, req)
 	if err != nil {

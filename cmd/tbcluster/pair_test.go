@@ -118,6 +118,20 @@ func TestPairMapsAUser(t *testing.T) {
 	}
 }
 
+func TestAMappingOfANodeThatIsNotThereNamesTheNode(t *testing.T) {
+	d := startDouble(t, &agentDouble{members: append(members(), &tbv1.Member{NodeId: "LLLL-9", Name: "laptop", Client: true})})
+	c := mustDial(t, d)
+	for name, known := range map[string]bool{"beta": true, "BBBB-2": true, "bbbb": true, "bbb": false, "nosuch": false, "gamma": false, "laptop": false} {
+		err := unknownNode(t.Context(), c, name)
+		if known != (err == nil) || !known && !fault.Is(err, fault.NodeUnknown) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if f := fault.As(err); f != nil && f.Fix != "the nodes are alpha, beta" {
+			t.Errorf("%s: to do is %q", name, f.Fix)
+		}
+	}
+}
+
 func TestPairWritesABundleOnceAndForItsOwnerAlone(t *testing.T) {
 	d := startDouble(t, &agentDouble{})
 	file := filepath.Join(t.TempDir(), "laptop.pem")
@@ -183,6 +197,9 @@ func TestPairShowsNoCodeToWhoAskedForSomethingElse(t *testing.T) {
 		{"--revoke ''", "--revoke needs the name"},
 		{"--revoke= --yes", "--revoke needs the name"},
 		{"--client ''", "--client needs a name"},
+		{"--client " + strings.Repeat("a", 300), "is no name of a client"},
+		{"--client ../x", "is no name of a client"},
+		{"--client Laptop", "use 1 to 63"},
 		{"--map ''", "--map needs NODE/USER=LOCAL"},
 		{"''", "the code is empty"},
 		{"'' --list", "do not go together"},

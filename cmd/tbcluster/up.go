@@ -321,8 +321,8 @@ func waitReady(ctx context.Context, o *upOptions, c *client) error {
 
 // notReady says what a cluster still waits for; "" when it is ready.
 func notReady(s *tbv1.ClusterState) string {
-	if !slices.ContainsFunc(s.GetNodes(), (*tbv1.Node).GetSelf) {
-		return "the agent has only just started"
+	if len(s.GetNodes()) == 0 {
+		return "the agent has only just started" // else it knows of itself at least
 	}
 	up := map[string]bool{}
 	for _, n := range s.GetNodes() {
