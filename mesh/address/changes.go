@@ -125,8 +125,9 @@ func satisfied(c host.Change, n host.Network) bool {
 	return false
 }
 
-// undoing orders changes for undoing: latest first, the packet filter after
-// everything that it protects.
+// undoing orders changes for undoing: latest first, but managers get an interface
+// back only when all else of it is undone, or they would have it set down under
+// them; the packet filter after everything that it protects.
 func undoing(applied []host.Change) []host.Change {
 	out := slices.Clone(applied)
 	slices.Reverse(out)
@@ -135,8 +136,11 @@ func undoing(applied []host.Change) []host.Change {
 }
 
 func last(c host.Change) int {
-	if c.Kind == host.ChangeFilter {
+	switch c.Kind {
+	case host.ChangeUnmanage:
 		return 1
+	case host.ChangeFilter:
+		return 2
 	}
 	return 0
 }

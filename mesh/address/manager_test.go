@@ -474,6 +474,18 @@ func TestAManagerIsToldOnceAndNotToldOtherwise(t *testing.T) {
 	d.await("what was told is taken back with the cable", func() bool { return told("-") > 0 })
 }
 
+func TestAManagerGetsAnInterfaceBackWhenAllElseIsUndone(t *testing.T) {
+	var kinds []host.ChangeKind
+	// As it is made where the manager found the interface late.
+	for _, k := range undoing([]host.Change{{Kind: host.ChangeFilter}, {Kind: host.ChangeMTU}, {Kind: host.ChangeLinkUp}, {Kind: host.ChangeAddress}, {Kind: host.ChangeUnmanage}, {Kind: host.ChangeRoute}}) {
+		kinds = append(kinds, k.Kind)
+	}
+	want := []host.ChangeKind{host.ChangeRoute, host.ChangeAddress, host.ChangeLinkUp, host.ChangeMTU, host.ChangeUnmanage, host.ChangeFilter}
+	if !slices.Equal(kinds, want) {
+		t.Errorf("undone in the order %v, want %v", kinds, want)
+	}
+}
+
 func TestAnAddressThatTheLANTakesIsGivenUpByBothEnds(t *testing.T) {
 	for _, taker := range []string{"alpha", "beta"} {
 		d := newDesk(t)

@@ -535,7 +535,9 @@ func (m *Manager) remove(ctx context.Context, wanted []host.Change) bool {
 		drop = nil
 	}
 	m.mu.Unlock()
-	slices.SortFunc(gone, func(a, b *entry) int { return cmp.Compare(b.turn, a.turn) })
+	slices.SortFunc(gone, func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(last(a.change), last(b.change)), cmp.Compare(b.turn, a.turn))
+	})
 	changed := false
 	for _, e := range gone {
 		if err := m.cfg.Applier.Revert(ctx, e.change); err != nil {

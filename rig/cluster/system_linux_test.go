@@ -466,7 +466,7 @@ func (s *system) lanNow() string {
 const nmFile = "/run/NetworkManager/conf.d/90-tbcluster-thunderbolt0.conf"
 
 func released(s *system) {
-	s.until("NetworkManager to leave the device", `nmcli -t -f DEVICE,STATE,CONNECTION device | tee /dev/stderr | grep -x thunderbolt0:unmanaged:`)
+	s.until("NetworkManager to leave the device", `nmcli -t -f DEVICE,STATE,CONNECTION device | tee /run/seen | grep -x thunderbolt0:unmanaged:`)
 	s.told(nmFile, "NetworkManager", s.lanNow())
 	for _, l := range s.status().Links {
 		for _, e := range []*LinkEnd{l.A, l.B} {
@@ -522,7 +522,7 @@ const engine = `$(pgrep -u ada -x llama-server)`
 // serves asks the instance, and that it is the same process.
 func (s *system) serves(when, pid string) {
 	s.t.Helper()
-	s.until("an answer "+when, ada+`tbcluster chat --max-tokens 4 one 'The capital of France is' | tee /dev/stderr | grep -q .`)
+	s.until("an answer "+when, ada+`tbcluster chat --max-tokens 4 one 'The capital of France is' | tee /run/seen | grep -q .`)
 	if now := s.sh("echo " + engine); now != pid {
 		s.t.Errorf("%s: the engine was process %s and is %s", when, pid, now)
 	}
@@ -530,7 +530,7 @@ func (s *system) serves(when, pid string) {
 
 // upgraded installs the next version while an engine serves.
 func upgraded(s *system) {
-	s.until("the model to be found", ada+"tbcluster models list | tee /dev/stderr | grep -F "+s.model)
+	s.until("the model to be found", ada+"tbcluster models list | tee /run/seen | grep -F "+s.model)
 	s.sh(ada + "tbcluster place " + s.model + " --name one --node a --context 512")
 	pid := s.sh("echo " + engine)
 	status, group := s.process(pid)
@@ -592,15 +592,17 @@ func bothKilled(s *system) {
 root=` + rootHalf + ` agent=` + agentHalf + `
 : >/run/armed
 until ` + at.seen + `; do :; done
-echo $root $agent; kill -9 $root $agent
+kill -9 $root $agent
+echo "killed $root and $agent"
+: >/run/killed
 EOF
-rm -f /run/armed
+rm -f /run/armed /run/killed
 systemd-run -q --unit kill --property CollectMode=inactive-or-failed --property StandardOutput=file:/run/kill.log --property StandardError=inherit bash /run/kill
 until [ -e /run/armed ]; do sleep 0.05; done`)
 		restarts := s.sh("systemctl show -P NRestarts tbcluster.service")
 		cable.Plug()
 		s.r.Settled(s.t)
-		s.until("both to be killed once "+at.when+", and to be back", `cat /run/kill.log; ! systemctl is-active kill && systemctl show -P NRestarts tbcluster.service | tee /dev/stderr | grep -v -x `+restarts+` && systemctl is-active tbcluster.service`)
+		s.until("both to be killed once "+at.when+", and to be back", `cat /run/kill.log; test -e /run/killed && timeout 10 systemctl show -P NRestarts tbcluster.service >/run/restarts && cat /run/restarts && ! grep -x `+restarts+` /run/restarts && timeout 10 systemctl is-active tbcluster.service`)
 		s.answers(second)
 		s.proven("wait until the cable is proven after both were killed, once " + at.when)
 		s.serves("after both were killed, once "+at.when, pid)
@@ -617,7 +619,7 @@ func down(s *system) {
 	if now := s.lanHistory(); now != s.lan {
 		s.t.Errorf("NetworkManager has done something to the Ethernet:\n%s", differences(s.lan, now))
 	}
-	if out := s.sh(`pgrep -a -f 'tbcluster agent' || true`); out != "" {
+	if out := s.sh(`pgrep -a -x tbcluster || true`); out != "" {
 		s.t.Errorf("there runs:\n%s", out)
 	}
 }
@@ -631,7 +633,7 @@ func networkd(s *system) {
 	s.sh("systemctl start tbcluster.service")
 	s.answers(second)
 	s.proven("wait until the cable is proven beside systemd-networkd")
-	s.until("systemd-networkd to leave the device", `networkctl --no-legend --no-pager list thunderbolt0 | tee /dev/stderr | grep unmanaged`)
+	s.until("systemd-networkd to leave the device", `networkctl --no-legend --no-pager list thunderbolt0 | tee /run/seen | grep unmanaged`)
 	s.told(file, "systemd-networkd", lan)
 	s.sh(ada + "tbcluster down")
 	s.until("the service to be down", `test "$(systemctl is-active tbcluster.service)" = inactive`)
@@ -647,7 +649,7 @@ func networkd(s *system) {
 func purged(s *system) {
 	s.sh("dpkg --remove tbcluster")
 	s.sameNetwork("after the package was removed", s.network)
-	if out := s.sh(`pgrep -a -f '/usr/bin/tbcluster' || true; ls -d /run/tbcluster /run/tbcluster-agent.sock 2>/dev/null || true; systemctl list-units --all --plain --no-legend 'tbcluster*' | grep -v tbcluster-rig || true`); out != "" {
+	if out := s.sh(`pgrep -a -x tbcluster || true; ls -d /run/tbcluster /run/tbcluster-agent.sock 2>/dev/null || true; systemctl list-units --all --plain --no-legend 'tbcluster*' | grep -v tbcluster-rig || true`); out != "" {
 		s.t.Errorf("after the package was removed there is left:\n%s", out)
 	}
 	s.sh("dpkg --purge tbcluster; getent passwd tbcluster && exit 1; getent group tbcluster && exit 1; true")
