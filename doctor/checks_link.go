@@ -37,7 +37,12 @@ func (f Facts) mine(visit func(l *tbclusterv1.Link, own *tbclusterv1.LinkEnd)) {
 
 // both reports whether both ends are nodes that are up.
 func (f Facts) both(l *tbclusterv1.Link) bool {
-	return l.GetB().GetNodeId() != "" && f.up(l.GetA().GetNodeId()) && f.up(l.GetB().GetNodeId())
+	for _, end := range []*tbclusterv1.LinkEnd{l.GetA(), l.GetB()} {
+		if _, renewed := f.Renewed[end.GetNodeId()]; renewed || end.GetNodeId() == "" || !f.up(end.GetNodeId()) {
+			return false
+		}
+	}
+	return true
 }
 
 // xdomain returns what this machine sees on a port now.
