@@ -89,8 +89,8 @@ type Agent struct {
 	published map[string][]byte
 	steadies  map[string]steady
 	lastRTT   map[string]uint64
-	// benching is set while a cable of this node is measured.
-	benching atomic.Bool
+	// benching is the ID of the cable of this node that is measured.
+	benching atomic.Pointer[string]
 	// carrying are the interfaces of cables that are not severed, as last seen
 	// by the loop.
 	carrying map[string]bool

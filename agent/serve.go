@@ -326,7 +326,11 @@ func (s *nodeServer) Ping(ctx context.Context, q *v1.PingRequest) (*v1.PingRespo
 	}
 	wg.Wait()
 	out := &v1.PingResponse{}
+	markUsed(n.ControlPath, all)
 	for i, p := range all {
+		if p.Interface == "" && slices.ContainsFunc(all, func(o *v1.PingWay) bool { return o.Interface != "" && o.Address == p.Address }) {
+			continue // the same address, without saying by which interface
+		}
 		// Where a link-local address is, is found by trying: that it is not
 		// everywhere is no news.
 		if p.Error == "" || !ways[i].Addr.Addr().IsLinkLocalUnicast() {
@@ -334,6 +338,21 @@ func (s *nodeServer) Ping(ctx context.Context, q *v1.PingRequest) (*v1.PingRespo
 		}
 	}
 	return out, nil
+}
+
+// markUsed marks a way over the interface of the control channel where none has
+// its address: the other side made it, from an address that it does not tell.
+func markUsed(path string, all []*v1.PingWay) {
+	iface, _, ok := strings.Cut(path, " ")
+	if !ok || slices.ContainsFunc(all, func(p *v1.PingWay) bool { return p.Used }) {
+		return
+	}
+	for _, p := range all {
+		if p.Interface == iface && p.Error == "" {
+			p.Used = true
+			return
+		}
+	}
 }
 
 // usedWay reports whether the control channel ("interface address:port") takes

@@ -50,6 +50,8 @@ type Facts struct {
 	// Firewalls are what may drop what others send to this machine; asked for
 	// only where a cable is silent.
 	Firewalls []host.Firewall
+	// Renewed are nodes in whose place another one answers, by ID.
+	Renewed map[string]Renewed
 	// Heard are nodes that announce themselves and are not connected, by ID.
 	Heard  map[string]Heard
 	Config Config
@@ -60,6 +62,13 @@ type Released struct {
 	Manager, Interface string
 	// Did are the commands that do the same: what was written, and where.
 	Did []string
+}
+
+// Renewed is the node that answers in place of one that does not.
+type Renewed struct {
+	Node   string // its name, or the beginning of its ID
+	Member bool   // it was let in
+	Where  string // for people
 }
 
 // Heard is how a node announces itself.

@@ -310,6 +310,12 @@ func (c Config) check() (key, why string) {
 // maxSpares bounds how many blocks two nodes try one after the other.
 const maxSpares = 3
 
+// unusable are ranges from which no machine's interface can have an address.
+var unusable = map[string]string{
+	"0.0.0.0/8": "this network", "127.0.0.0/8": "the loopback", "169.254.0.0/16": "addresses that machines give themselves",
+	"224.0.0.0/4": "multicast", "240.0.0.0/4": "no use yet",
+}
+
 func checkBlock(text string) (why string) {
 	b, err := netip.ParsePrefix(text)
 	if err != nil || !b.Addr().Is4() || b.Bits() < 8 || b.Bits() > 24 {
@@ -317,6 +323,11 @@ func checkBlock(text string) (why string) {
 	}
 	if b != b.Masked() {
 		return fmt.Sprintf("%q has bits set behind its prefix: %s is meant?", text, b.Masked())
+	}
+	for r, what := range unusable {
+		if netip.MustParsePrefix(r).Overlaps(b) {
+			return fmt.Sprintf("%q holds some of %s, which is for %s: a private range such as %q is meant?", text, r, what, Default().AddressBlock)
+		}
 	}
 	return ""
 }

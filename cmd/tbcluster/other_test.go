@@ -35,7 +35,7 @@ func TestPingShowsEachWay(t *testing.T) {
 	d.ping.Ways = d.ping.Ways[2:]
 	r = tb(t, d, "ping", "beta")
 	r.wantCode(t, fault.ExitNodeDown)
-	if !strings.Contains(r.err, "cable thunderbolt1: no answer in 1 s") {
+	if !strings.Contains(r.err, "cable thunderbolt1 10.77.3.6: no answer in 1 s") {
 		t.Errorf("said\n%s", r.err)
 	}
 }
