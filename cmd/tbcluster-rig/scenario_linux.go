@@ -28,7 +28,8 @@ func newRunCommand(g *globals) *cobra.Command {
 ends at the first step that fails, and when a kernel reports a fault of its own.
 
 --record writes the scenario as it was played: when each step began, how long it
-took, what it came to. That file is a scenario again, with the same times.`,
+took, what it came to. That file is a scenario again, with the same times; it has
+no comments.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runScenario(cmd.Context(), o, args[0]) },
 	}
