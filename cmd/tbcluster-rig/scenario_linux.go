@@ -49,7 +49,7 @@ func runScenario(ctx context.Context, o *runOptions, name string) (err error) {
 		return err
 	}
 	if len(s.Steps) == 0 {
-		return fault.New(fault.ConfigInvalid, "play a scenario", errors.New("it has no steps"), "docs/rig.md describes [[step]]; `tbcluster-rig up` brings up a rig and does nothing to it").At(name)
+		return fault.New(fault.ConfigInvalid, "read a scenario", errors.New("it has no steps"), "docs/rig.md describes [[step]]; `tbcluster-rig up` brings up a rig and does nothing to it").At(name)
 	}
 	tracer, done, err := openTrace(o.g, o.trace)
 	if err != nil {

@@ -234,7 +234,7 @@ func answerRequest(ctx context.Context, r *rig.Rig, down func(), conn *net.UnixC
 	}()
 	err = (&call{request: q, rig: r, down: down, in: files[0], out: files[1], errOut: files[2], sizes: sizes}).do(ctx)
 	if err != nil && rigs.Err() != nil {
-		err = fault.New(fault.NoAgent, q.Verb, errors.New("the rig was taken down"), "")
+		err = fault.Newf(fault.NoAgent, "", "the rig was taken down before that was done")
 	}
 	reply(err)
 }

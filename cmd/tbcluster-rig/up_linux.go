@@ -154,7 +154,7 @@ func (w *wireFlags) apply(o *usb4.CableOptions) error {
 			case f != nil && strings.Trim(w.rate, "0123456789.") == "" && w.rate != "":
 				return fault.Newf(fault.Usage, fmt.Sprintf("write %[1]smbit or %[1]sgbit, or none for no limit", w.rate), "--rate %s has no unit", w.rate)
 			case f != nil:
-				return fault.Newf(fault.Usage, f.Fix+"; none is no limit", "--rate: %s", f.What)
+				return fault.Newf(fault.Usage, f.Fix+"; none is no limit", "--rate is not right: %s", f.What)
 			case err != nil:
 				return err
 			}
