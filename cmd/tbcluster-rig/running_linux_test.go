@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -191,8 +193,26 @@ func TestCommandsOnARunningRig(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q and %q", c.args, code, out, errOut)
 		}
 	}
+	// What is not done when the rig is taken down, fails.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	refused := make(chan int, 1)
+	go func() {
+		defer w.Close()
+		refused <- run(t.Context(), &globals{in: null, out: w, errOut: w}, []string{"guest", "a", "sh", "-c", "echo begun; sleep 1000"})
+	}()
+	said := bufio.NewReader(r)
+	if line, err := said.ReadString('\n'); line != "begun\n" {
+		t.Errorf("a command in host a says %q: %v", line, err)
+	}
 	if code, _, errOut := invocation(t, t.Context(), "", "down"); code != 0 {
 		t.Errorf("down: %s", errOut)
+	}
+	if rest, err := io.ReadAll(said); <-refused != 2 || !strings.Contains(string(rest), "the rig was taken down") {
+		t.Errorf("a command that was not over says %q: %v", rest, err)
 	}
 	if code := <-ended; code != 0 {
 		t.Errorf("the rig ended with %d: %s", code, up.String())
