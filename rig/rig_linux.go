@@ -386,12 +386,12 @@ func (r *Rig) Await(ctx context.Context, what string, missing func() string) err
 			return err
 		}
 		switch {
+		case closed: // and so nothing is missing
+			return fault.New(fault.LabFailed, what, errors.New("the rig has been taken down"), "")
 		case lack == "":
 			return nil
 		case failure != nil:
 			return fault.New(fault.LabFailed, what, failure, "")
-		case closed:
-			return fault.New(fault.LabFailed, what, errors.New("the rig has been taken down"), "")
 		}
 		select {
 		case <-changed:

@@ -32,6 +32,9 @@ func rings(t *testing.T, r *Rig, parameters string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if release, err := driverRelease(filepath.Join(dir, "tbring.ko")); err != nil || release != run(t, h, "uname -r") {
+			t.Errorf("tbring.ko is for %q: %v", release, err)
+		}
 		if err := h.CopyIn(t.Context(), filepath.Join(dir, "tbring.ko"), "/tmp/tbring.ko"); err != nil {
 			t.Fatal(err)
 		}

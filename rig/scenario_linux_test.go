@@ -164,16 +164,18 @@ func TestScenarioSurvivesBeingWritten(t *testing.T) {
 
 func TestScenarioErrorsNameTheirLine(t *testing.T) {
 	for text, want := range map[string]string{
-		"seed = 1\nsneed = 2\n":                                                    "x.toml:2): sneed does not exist",
-		"[rig]\nhosts = \"two\"\n":                                                 "x.toml:2)",
-		"[rig]\n\nshape = \"star\"\n":                                              "x.toml:1): there is no shape \"star\"",
-		"[rig]\nkernel = \"mine\"\n":                                               "x.toml:1): there is no kernel",
-		"[[cable]]\na = \"a.0\"\nb = \"b.0\"\nrate = \"fast\"\n":                   "x.toml:4)",
-		"[rig]\nlatency = \"-1s\"\n":                                               "x.toml:2)",
-		"[[step]]\ndo = \"plug\"\ncable = \"a.0\"\n\n[[step]]\ndo = \"dance\"\n":   "x.toml:5): there is no action \"dance\"",
+		"seed = 1\nsneed = 2\n":                                                  "x.toml:2): sneed does not exist",
+		"[rig]\nhosts = \"two\"\n":                                               "x.toml:2)",
+		"[rig]\n\nshape = \"star\"\n":                                            "x.toml:1): there is no shape \"star\"",
+		"[rig]\nkernel = \"mine\"\n":                                             "x.toml:1): there is no kernel",
+		"[[cable]]\na = \"a.0\"\nb = \"b.0\"\nrate = \"fast\"\n":                 "x.toml:4)",
+		"[rig]\nlatency = \"-1s\"\n":                                             "x.toml:2)",
+		"[[step]]\ndo = \"plug\"\ncable = \"a.0\"\n\n[[step]]\ndo = \"dance\"\n": "x.toml:5): there is no action \"dance\"; the actions are boot, crash,",
+		"[[step]]\ndo = \"plug\"\ncable = \"a.0\"\nhost = \"a\"\n":               "x.toml:1): plug: takes no host",
+
 		"[[step]]\ndo = \"plug\"\ncable = \"c.0\"\n":                               "x.toml:1): no cable ends in port",
-		"[[step]]\ndo = \"plug\"\n":                                                "x.toml:1): plug: cable is",
-		"[[step]]\ndo = \"crash\"\ncable = \"a.0\"\n":                              "x.toml:1): crash: host is",
+		"[[step]]\ndo = \"plug\"\n":                                                "x.toml:1): plug: needs a cable",
+		"[[step]]\ndo = \"crash\"\ncable = \"a.0\"\n":                              "x.toml:1): crash: needs a host",
 		"[[step]]\ndo = \"crash\"\nhost = \"z\"\n":                                 "x.toml:1): there is no host",
 		"[[step]]\ndo = \"run\"\nhost = \"a\"\n":                                   "x.toml:1): run: run and expect",
 		"[[step]]\ndo = \"run\"\nhost = \"a\"\nrun = [\"x\"]\nexpect = \"(\"\n":    "x.toml:1): expect:",
@@ -182,7 +184,7 @@ func TestScenarioErrorsNameTheirLine(t *testing.T) {
 		"[[step]]\ndo = \"nothing\"\nwhen = \"carrier q.0\"\n":                     "x.toml:1): when: no cable",
 		"# a [[step]] in a comment\ntext = \"\"\"\n[[step]]\n\"\"\"\n":             "x.toml:2)",
 		"[rig]\nhosts = 99\n":                                                      "a rig cannot have 99 hosts",
-		"[[host]]\nname = \"q\"\n":                                                 "there is no host \"q\"",
+		"[[host]]\nname = \"q\"\n":                                                 "x.toml:1): there is no host \"q\"; the hosts are a, b",
 		"[[cable]]\na = \"a.0\"\nb = \"b.0\"\n[[cable]]\na = \"a.0\"\nb = \"b.1\"": "two cables end in port a.0",
 	} {
 		_, err := ParseScenario("x.toml", []byte(text))

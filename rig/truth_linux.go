@@ -107,7 +107,7 @@ func differences(host string, s state.State, driver bool, wants []want, routers 
 	}
 	for _, p := range d.Peers {
 		if !expected[p.Device] {
-			differ("%s (%s) is there, and nothing is plugged", p.Device, p.Name)
+			differ("%s (%s) is there, and behind that port is no host that is on", p.Device, p.Name)
 		}
 	}
 	return list

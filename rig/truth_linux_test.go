@@ -44,7 +44,7 @@ func TestDifferencesNameWhatIsNotAsItShouldBe(t *testing.T) {
 		{"nobody", shown(), true, wants, nil, "0-1 (b) is missing", nil},
 		{"somebody else", shown(peer("0-1", "c", "u-c", 7)), true, wants, nil, "0-1 is c u-c, not b u-b", nil},
 		{"one too many", shown(peer("0-1", "b", "u-b", 7), peer("0-3", "c", "u-c", 8)), true, wants, nil, "0-3 (c) is there", nil},
-		{"nothing plugged", shown(peer("0-1", "b", "u-b", 7)), true, nil, nil, "nothing is plugged", nil},
+		{"nothing plugged", shown(peer("0-1", "b", "u-b", 7)), true, nil, nil, "behind that port is no host that is on", nil},
 		{"not bonded", shown(slow), true, wants, nil, "1 lanes of 20", nil},
 		{"no interface", shown(mute), true, wants, nil, "no network interface", nil},
 		{"a router", router, true, wants, nil, "0-3 is a router", nil},

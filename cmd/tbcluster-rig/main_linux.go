@@ -82,11 +82,12 @@ takes a few minutes and 2 GB.`,
 	root.AddCommand(newUpCommand(g), newRunCommand(g), newWalkCommand(g), newBuildCommand(g), newModuleCommand(g))
 	root.AddCommand(newRemoteCommands(g)...)
 	root.SetArgs(args)
-	return g.report(root.ExecuteContext(ctx))
+	cmd, err := root.ExecuteContextC(ctx)
+	return g.report(err, cmd)
 }
 
 // report prints an error and returns the exit code for it.
-func (g *globals) report(err error) int {
+func (g *globals) report(err error, cmd *cobra.Command) int {
 	if err == nil {
 		return fault.ExitOK
 	}
@@ -98,6 +99,11 @@ func (g *globals) report(err error) int {
 	if f == nil {
 		fmt.Fprintf(g.errOut, "tbcluster-rig: %v\n", err)
 		if !g.entered {
+			how := "write: " + cmd.UseLine()
+			if cmd.HasSubCommands() {
+				how = "`" + cmd.CommandPath() + " --help` lists the commands"
+			}
+			fmt.Fprintf(g.errOut, "  %s\n", how)
 			return fault.ExitUsage
 		}
 		return fault.ExitInternal

@@ -41,7 +41,9 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 	guest := &cobra.Command{
 		Use:   "guest HOST [-- COMMAND...]",
 		Short: "Run a command in a host, or a shell",
-		Args:  cobra.MinimumNArgs(1),
+		Long: `Without a command it is a shell. What comes after HOST is the command, word for
+word; "--" before it may be left out.`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 && args[1] == "--" {
 				args = append(args[:1:1], args[2:]...)

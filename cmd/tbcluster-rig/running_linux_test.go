@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -119,9 +121,12 @@ func TestCommandsOnARunningRig(t *testing.T) {
 		{args: []string{"guest", "z", "true"}, code: 3, want: "the hosts are a, b"},
 		{args: []string{"unplug", "z.0"}, code: 1, want: "the cables are a.0 - b.0"},
 		{args: []string{"unplug", "b.0"}},
+		{args: []string{"unplug", "a.0"}, want: "the cable a.0 - b.0 is out already\n"},
 		{args: []string{"settle"}},
-		{args: []string{"status"}, want: "unplugged"},
+		{args: []string{"status"}, want: "unplugged\n"},
 		{args: []string{"plug", "a.0"}},
+		{args: []string{"plug", "b.0"}, want: "plugged in already\n"},
+		{args: []string{"boot", "b"}, want: "host b is on already\n"},
 		{args: []string{"settle"}},
 		{args: []string{"flap", "a.0", "--out", "10ms"}},
 		{args: []string{"settle"}},
@@ -129,6 +134,7 @@ func TestCommandsOnARunningRig(t *testing.T) {
 		{args: []string{"wire", "a.0"}, want: "cable a.0 - b.0: rate 100 Mb/s\n"},
 		{args: []string{"--name", "default", "wire", "a.0"}, want: "rate 100 Mb/s"}, // it shows,
 		{args: []string{"wire", "a.0"}, want: "rate 100 Mb/s"},                      // and changed nothing
+		{args: []string{"status"}, want: "cable a.0 - b.0    up, rate 100 Mb/s\n"},
 		{args: []string{"counters"}, want: "a.0 > b.0"},
 		{args: []string{"reload", "a"}},
 		{args: []string{"settle"}},
@@ -187,8 +193,26 @@ func TestCommandsOnARunningRig(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q and %q", c.args, code, out, errOut)
 		}
 	}
+	// What is not done when the rig is taken down, fails.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	refused := make(chan int, 1)
+	go func() {
+		defer w.Close()
+		refused <- run(t.Context(), &globals{in: null, out: w, errOut: w}, []string{"guest", "a", "sh", "-c", "echo begun; sleep 1000"})
+	}()
+	said := bufio.NewReader(r)
+	if line, err := said.ReadString('\n'); line != "begun\n" {
+		t.Errorf("a command in host a says %q: %v", line, err)
+	}
 	if code, _, errOut := invocation(t, t.Context(), "", "down"); code != 0 {
 		t.Errorf("down: %s", errOut)
+	}
+	if rest, err := io.ReadAll(said); <-refused != 2 || !strings.Contains(string(rest), "the rig was taken down") {
+		t.Errorf("a command that was not over says %q: %v", rest, err)
 	}
 	if code := <-ended; code != 0 {
 		t.Errorf("the rig ended with %d: %s", code, up.String())

@@ -214,6 +214,7 @@ func answerRequest(ctx context.Context, r *rig.Rig, down func(), conn *net.UnixC
 		reply(fault.Newf(fault.Protocol, "", "what came to the rig is no request"))
 		return
 	}
+	rigs := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sizes := make(chan resize)
@@ -231,7 +232,11 @@ func answerRequest(ctx context.Context, r *rig.Rig, down func(), conn *net.UnixC
 			}
 		}
 	}()
-	reply((&call{request: q, rig: r, down: down, in: files[0], out: files[1], errOut: files[2], sizes: sizes}).do(ctx))
+	err = (&call{request: q, rig: r, down: down, in: files[0], out: files[1], errOut: files[2], sizes: sizes}).do(ctx)
+	if err != nil && rigs.Err() != nil {
+		err = fault.Newf(fault.NoAgent, "", "the rig was taken down before that was done")
+	}
+	reply(err)
 }
 
 // verbs are what a rig can be asked.
@@ -241,10 +246,22 @@ var verbs = map[string]struct {
 }{
 	"guest": {1, (*call).guest},
 	"plug": {1, func(c *call, _ context.Context) error {
-		return c.cable(func(x *rig.Cable) error { x.Plug(); return nil })
+		return c.cable(func(x *rig.Cable) error {
+			if x.Plugged() {
+				return c.already("the cable %s is plugged in", x)
+			}
+			x.Plug()
+			return nil
+		})
 	}},
 	"unplug": {1, func(c *call, _ context.Context) error {
-		return c.cable(func(x *rig.Cable) error { x.Unplug(); return nil })
+		return c.cable(func(x *rig.Cable) error {
+			if !x.Plugged() {
+				return c.already("the cable %s is out", x)
+			}
+			x.Unplug()
+			return nil
+		})
 	}},
 	"flap": {1, func(c *call, ctx context.Context) error {
 		return c.cable(func(x *rig.Cable) error { return x.Flap(ctx, c.Out) })
@@ -254,9 +271,21 @@ var verbs = map[string]struct {
 	"status":   {0, func(c *call, _ context.Context) error { return c.print(status(c.rig)) }},
 	"trace":    {0, (*call).trace},
 	"settle":   {0, func(c *call, ctx context.Context) error { return c.rig.Settle(ctx) }},
-	"cut":      {1, func(c *call, _ context.Context) error { return c.host((*rig.Host).Cut) }},
+	"cut": {1, func(c *call, _ context.Context) error {
+		return c.host(func(h *rig.Host) error {
+			if !h.On() {
+				return errors.Join(h.Cut(), c.already("host %s is off", h.Name()))
+			}
+			return h.Cut()
+		})
+	}},
 	"boot": {1, func(c *call, ctx context.Context) error {
-		return c.host(func(h *rig.Host) error { return h.Boot(ctx) })
+		return c.host(func(h *rig.Host) error {
+			if h.On() {
+				return c.already("host %s is on", h.Name())
+			}
+			return h.Boot(ctx)
+		})
 	}},
 	"reload": {1, func(c *call, ctx context.Context) error {
 		return c.host(func(h *rig.Host) error { return h.ReloadDriver(ctx) })
@@ -295,6 +324,11 @@ func (c *call) cable(do func(*rig.Cable) error) error {
 	return do(x)
 }
 
+// already says that there is nothing to do, which is no failure.
+func (c *call) already(format string, args ...any) error {
+	return c.print(fmt.Sprintf(format, args...) + " already\n")
+}
+
 func (c *call) host(do func(*rig.Host) error) error {
 	h, err := c.rig.FindHost(c.Args[0])
 	if err != nil {
@@ -305,19 +339,19 @@ func (c *call) host(do func(*rig.Host) error) error {
 
 func (c *call) wire(x *rig.Cable) error {
 	if c.Wire == nil {
-		return c.print(wire(x))
+		return c.print(fmt.Sprintf("cable %s: %s\n", x, behaviour(x)))
 	}
 	return x.SetOptions(*c.Wire)
 }
 
-// wire says how a cable behaves, each way for itself where they differ.
-func wire(x *rig.Cable) string {
+// behaviour says how a cable behaves, each way for itself where they differ.
+func behaviour(x *rig.Cable) string {
 	a, b := x.Ends()
 	both := x.Behaviour(a)
 	if back := x.Behaviour(b); back != both {
-		return fmt.Sprintf("cable %s: from %s %s; from %s %s\n", x, a, both, b, back)
+		return fmt.Sprintf("from %s %s; from %s %s", a, both, b, back)
 	}
-	return fmt.Sprintf("cable %s: %s\n", x, both)
+	return both
 }
 
 // guest runs a program in a host, or a shell.
@@ -368,6 +402,10 @@ func (c *call) trace(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			if err := t.Flush(); err != nil {
+				if errors.Is(err, syscall.EPIPE) { // its reader has seen enough
+					_ = t.Close()
+					return nil
+				}
 				return errors.Join(fault.New(fault.FileIO, "write the trace", err, ""), t.Close())
 			}
 		}
@@ -386,7 +424,11 @@ func status(r *rig.Rig) string {
 		case c.Plugged():
 			state = "plugged, down"
 		}
-		fmt.Fprintf(&b, "cable %-12s %s\n", c, state)
+		fmt.Fprintf(&b, "cable %-12s %s", c, state)
+		if how := behaviour(c); how != "perfect" {
+			fmt.Fprintf(&b, ", %s", how)
+		}
+		fmt.Fprintln(&b)
 	}
 	for _, h := range r.Hosts() {
 		if !h.On() {

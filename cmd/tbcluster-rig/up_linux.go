@@ -150,7 +150,12 @@ func (w *wireFlags) apply(o *usb4.CableOptions) error {
 		o.Rate = 0
 		if w.rate != "none" {
 			rate, err := lab.ParseRate(w.rate)
-			if err != nil {
+			switch f := fault.As(err); {
+			case f != nil && strings.Trim(w.rate, "0123456789.") == "" && w.rate != "":
+				return fault.Newf(fault.Usage, fmt.Sprintf("write %[1]smbit or %[1]sgbit, or none for no limit", w.rate), "--rate %s has no unit", w.rate)
+			case f != nil:
+				return fault.Newf(fault.Usage, f.Fix+"; none is no limit", "--rate is not right: %s", f.What)
+			case err != nil:
 				return err
 			}
 			o.Rate = int64(rate)
@@ -309,6 +314,7 @@ func (o *upOptions) stay(ctx context.Context, r *rig.Rig) error {
 		return h.Guest().Console(ctx, o.g.in, out)
 	}
 	if o.once {
+		o.g.notef("the rig is taken down again: without --once it would stay up")
 		return nil
 	}
 	o.g.notef("it stays up until %s", o.g.command("down"))

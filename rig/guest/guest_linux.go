@@ -303,10 +303,7 @@ func (g *Guest) startMachine(ctx context.Context) error {
 			g.machine = nil
 			g.ended = ""
 			if !m.killed {
-				g.ended = m.cmd.ProcessState.String()
-				if said := m.said.String(); said != "" {
-					g.ended += ": " + said
-				}
+				g.ended = ending(m.cmd.ProcessState, m.said.String())
 			}
 		})
 		close(m.ended)
@@ -315,6 +312,15 @@ func (g *Guest) startMachine(ctx context.Context) error {
 		return errors.Join(g.failed("start", fmt.Errorf("%w\n%s", err, m.said.String())), g.kill())
 	}
 	return nil
+}
+
+// ending says how QEMU has ended, in a line. It may have said more, but only of what
+// ended it where that was itself.
+func ending(s *os.ProcessState, said string) string {
+	if said == "" || s.ExitCode() <= 0 {
+		return s.String()
+	}
+	return s.String() + ": " + said[strings.LastIndexByte(said, '\n')+1:]
 }
 
 // maxLine is how long a line of a console may be; a longer one is cut into
