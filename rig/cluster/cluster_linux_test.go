@@ -690,9 +690,14 @@ func TestThreeHosts(t *testing.T) {
 			d.copies(t, d.Host("c"), d.Host("b"), 1<<20, nil)
 		}},
 		step{name: "one cable goes and comes", run: func(t *testing.T, d *desk) {
+			// Two nodes without a cable or a LAN between them do not hear of each
+			// other: with a LAN all stay up.
+			d.lan(t, true)
 			d.Cable("a.0").Unplug()
 			d.proven(t, 2)
 			d.Cable("a.0").Plug()
+			d.proven(t, 3)
+			d.lan(t, false)
 			d.proven(t, 3)
 		}},
 		step{name: "no finding where all is well", run: healthy},
