@@ -3,12 +3,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig test-rig-long test-long lint cross gen deps clean
+.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig bench-rig test-rig-long test-long lint cross gen deps clean
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PREFIX ?= /usr/local
 RUN := scripts/go
 TEST := $(RUN) gotestsum --format pkgname --
+
+# Packages whose tests boot virtual machines.
+GUESTS := ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
 
 # The tests of a package mostly wait: four packages at a time are what two cores
 # and a few GiB of memory bear.
@@ -53,27 +56,32 @@ uninstall: ## what install put there
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tbcluster' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tbcluster.fish'
 
 test: ## everything that a change has to pass
-	@scripts/phases deps lint cross test-unit test-e2e test-limits
+	@scripts/phases deps lint cross test-unit test-e2e test-rig test-limits
 
 test-unit:
 	@$(TEST) $(RACE) -timeout 8m $$($(RUN) go list ./... | grep -v -E '^tbcluster/(e2e|rig|rig/guest|rig/image|rig/cluster|cmd/tbcluster-rig)$$')
+	@$(TEST) $(RACE) -timeout 8m -short ./rig ./rig/cluster ./cmd/tbcluster-rig
 
 test-e2e: ## the real program on a virtual cluster with a real model
 	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
 
-test-rig: ## everything under rig/: images, emulation, and the real driver of real kernels in guests
-	@$(TEST) $(RACE) -count=1 -short -timeout 8m $$($(RUN) go list ./rig/... ./cmd/tbcluster-rig | grep -v -e /guest$$ -e /image$$)
-	@$(TEST) -count=1 -timeout 20m -p 1 ./rig ./rig/image ./rig/guest ./rig/cluster ./cmd/tbcluster-rig
+test-rig: ## the real driver of real kernels in virtual machines; builds those the first time
+	@$(TEST) -count=1 -timeout 30m -p 1 -parallel 2 $(GUESTS)
+
+bench-rig: ## raw rings between two guests, on a machine that does nothing else; TBCLUSTER_BENCH_PEER is another emulator to compare with
+	@TBCLUSTER_BENCH=1 $(RUN) go test -count=1 -v -timeout 30m -run '^TestRingBench$$' ./rig
 
 test-rig-long: ## a thousand random steps on the debug kernel, in runs of a hundred; TBCLUSTER_RIG_SEED is the first seed
+	@TBCLUSTER_LONG=1 $(RUN) go test -count=1 -v -timeout 1h -run '^TestTheDebugKernelFindsFaults$$' ./rig/guest
 	@TBCLUSTER_LONG=1 TBCLUSTER_RIG_SUMMARY=$(CURDIR)/docs/rig-walks.md $(RUN) go test -count=1 -v -timeout 12h -run '^TestWalkLong$$' ./rig
 
 test-limits: build ## times, sizes and loads that are promised; alone on the machine
 	@TBCLUSTER_LIMITS=1 TBCLUSTER_TEST_BINARY=$(CURDIR)/bin/tbcluster $(RUN) go test -C e2e -count=1 -timeout 10m -run '^TestLimit'
 
-test-long: deps build ## an hour: every test again and again, every fuzz test for a while
+test-long: deps build ## hours: every test again and again, every fuzz test for a while, a thousand steps in the rig
 	scripts/fuzz 60s
-	TBCLUSTER_LONG=1 $(TEST) $(RACE) -count=5 -timeout 60m ./...
+	TBCLUSTER_LONG=1 $(TEST) $(RACE) -count=5 -timeout 60m $$($(RUN) go list ./... | grep -v -E '^tbcluster/(rig|rig/guest|rig/image|rig/cluster|cmd/tbcluster-rig)$$')
+	@$(MAKE) --no-print-directory test-rig-long
 
 lint: deps
 	@scripts/lint

@@ -80,14 +80,17 @@ type Agent struct {
 	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
+	// others is how many other nodes the last picture had; of the loop alone, as
+	// are the next.
+	others int
 	// lastOwn, published, steadies and lastRTT are what was published and posted
 	// last; they belong to the reconcile loop.
 	lastOwn   own
 	published map[string][]byte
 	steadies  map[string]steady
 	lastRTT   map[string]uint64
-	// benching is set while a cable of this node is measured.
-	benching atomic.Bool
+	// benching is the ID of the cable of this node that is measured.
+	benching atomic.Pointer[string]
 	// carrying are the interfaces of cables that are not severed, as last seen
 	// by the loop.
 	carrying map[string]bool
@@ -157,7 +160,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 		NameOf:      a.nameOf,
 		Log:         a.log.With("part", "channel"),
 	})
-	a.pairer = pair.New(key, a.store, a.channel, pair.Options{Log: a.log.With("part", "pair")})
+	a.pairer = pair.New(key, a.store, a.channel, pair.Options{InTouch: a.inTouch, Log: a.log.With("part", "pair")})
 	if a.finder, err = discover.New(discover.Options{
 		Self: key.ID(), Dir: opt.Paths.Own(), Static: opt.Config.Peers, Interfaces: a.discoverable,
 		Known:   func(id identity.NodeID) bool { _, ok := a.store.Member(id); return ok },
@@ -284,10 +287,19 @@ func (a *Agent) Run(ctx context.Context) (leave bool, err error) {
 	removeHTTP := a.channel.Handle(channel.HTTP, func(c *channel.Conn) { a.servePeerGateway(ctx, c) })
 	defer removeHTTP()
 	start("the control port", func() error { return a.channel.Serve(ctx, control) })
-	start("clients", func() error {
-		return clients.Serve(a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient}))
-	})
-	start("the API socket", func() error { return local.Serve(api) })
+	// Nobody is answered before there is a state to answer from: an empty one says
+	// that this node is in no cluster.
+	serve := func(s *grpc.Server, l net.Listener) error {
+		select {
+		case <-a.board.begun:
+			return s.Serve(l)
+		case <-ctx.Done():
+			return l.Close()
+		}
+	}
+	programs := a.channel.ClientListener(channel.ClientServer{Certificate: a.apiCert, Trusted: a.store.TrustedClient})
+	start("clients", func() error { return serve(clients, programs) })
+	start("the API socket", func() error { return serve(local, api) })
 	start("discovery", func() error { return a.finder.Run(ctx) })
 	start("membership", func() error { defer close(said); return a.member.Run(ctx) })
 	start("addresses", func() error { return a.address.Run(ctx) })

@@ -137,11 +137,15 @@ func (a *Agent) mayBench(l *v1.Link, even bool) ([]string, error) {
 
 // startBench lets one bench at a time use this node: two at once would measure
 // each other. The caller calls end.
-func (a *Agent) startBench() (end func(), err error) {
-	if !a.benching.CompareAndSwap(false, true) {
-		return nil, fault.Newf(fault.StillRunning, "try again in a few seconds", "another cable of %s is being measured", a.name())
+func (a *Agent) startBench(l *v1.Link) (end func(), err error) {
+	if !a.benching.CompareAndSwap(nil, &l.Id) {
+		what := "another cable of " + a.name()
+		if now := a.benching.Load(); now != nil && *now == l.Id {
+			what = "the cable " + linkText(l)
+		}
+		return nil, fault.Newf(fault.StillRunning, "try again in a few seconds", "%s is being measured", what)
 	}
-	return func() { a.benching.Store(false) }, nil
+	return func() { a.benching.Store(nil) }, nil
 }
 
 // Bench measures a link, here if it is one of this node's, else at one of its
@@ -189,7 +193,7 @@ func (s *linkServer) benchHere(ctx context.Context, q *v1.BenchRequest) (*v1.Ben
 	if err != nil {
 		return nil, err
 	}
-	end, err := a.startBench()
+	end, err := a.startBench(l)
 	if err != nil {
 		return nil, err
 	}
@@ -292,7 +296,7 @@ func (s *peerServer) BenchLink(stream grpc.BidiStreamingServer[peerv1.BenchLinkR
 	if _, err := a.mayBench(l, q.EvenIfUsed); err != nil {
 		return err
 	}
-	end, err := a.startBench()
+	end, err := a.startBench(l)
 	if err != nil {
 		return err
 	}

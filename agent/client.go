@@ -104,7 +104,7 @@ func (s *pairingServer) AddClient(ctx context.Context, q *v1.AddClientRequest) (
 	user := ""
 	if role > identity.Viewer { // who only looks is nobody here
 		var err error
-		if user, err = s.a.localUser(ctx, q.LocalUser); err != nil {
+		if user, err = s.a.localUser(ctx, q.LocalUser, true); err != nil {
 			return nil, err
 		}
 	}

@@ -17,6 +17,8 @@ import (
 	v1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/doctor"
 	"tbcluster/host"
+	"tbcluster/mesh/address"
+	"tbcluster/mesh/identity"
 )
 
 // doctorEvery is how often a node looks for what is wrong with it unasked;
@@ -158,7 +160,7 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 		}
 	}
 	for _, c := range a.address.Conflicts() {
-		d.Conflicts = append(d.Conflicts, doctor.Conflict{Prefix: c.Prefix.String(), Port: c.Port, With: c.With})
+		d.Conflicts = append(d.Conflicts, a.conflict(c))
 	}
 	if active, reason := a.address.FilterActive(); !active {
 		d.FilterReason = reason
@@ -184,9 +186,68 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 		}
 	}
 	d.Multicast = a.multicast()
+	d.Renewed = a.replaced(s)
 	d.Heard = a.heard(d.Now, d.Nodes)
 	a.diagnose(ctx, &d)
 	return d
+}
+
+// conflict is a clash of addresses with nodes by their names.
+func (a *Agent) conflict(c address.Conflict) doctor.Conflict {
+	out := doctor.Conflict{Prefix: c.Prefix.String(), Port: c.Port, Node: c.Node, With: c.With}
+	if c.Node != "" {
+		out.With += " of " + a.name()
+	}
+	out.With = a.named(out.With)
+	return out
+}
+
+// named is a text with the names of nodes in place of their IDs.
+func (a *Agent) named(text string) string {
+	if text == "" {
+		return ""
+	}
+	for _, m := range a.store.Members() {
+		text = strings.ReplaceAll(text, string(m.ID), a.nameOf(m.ID))
+	}
+	return strings.ReplaceAll(text, a.id(), a.name())
+}
+
+// replaced tells which nodes that are not up have become others: one that is up
+// has a Thunderbolt domain of theirs, or answered at an address of theirs and is
+// none that was known before.
+func (a *Agent) replaced(s *v1.ClusterState) map[string]doctor.Renewed {
+	known := a.known.Load()
+	if known == nil {
+		return nil
+	}
+	domains := func(id string) []string {
+		var out []string
+		for _, r := range (*known)[id].links.GetLinks() {
+			if r.LocalUuid != "" && !slices.Contains(out, r.LocalUuid) {
+				out = append(out, r.LocalUuid)
+			}
+		}
+		return out
+	}
+	out := map[string]doctor.Renewed{}
+	for _, n := range s.Nodes {
+		if n.Self || n.State == v1.NodeState_NODE_STATE_UP {
+			continue
+		}
+		if id, ok := a.channel.Other(identity.NodeID(n.Id)); ok {
+			if _, known := a.store.Member(id); !known {
+				out[n.Id] = doctor.Renewed{Node: id.Short(), Where: "node " + id.Short() + ", which is not in this cluster, answers at an address of " + n.Name}
+			}
+		}
+		was := domains(n.Id)
+		for _, o := range s.Nodes {
+			if o.State == v1.NodeState_NODE_STATE_UP && slices.ContainsFunc(domains(o.Id), func(u string) bool { return slices.Contains(was, u) }) {
+				out[n.Id] = doctor.Renewed{Node: o.Name, Member: true, Where: o.Name + " has the Thunderbolt controller that " + n.Name + " had"}
+			}
+		}
+	}
+	return out
 }
 
 // multicast says why nodes do not find each other by themselves; "" if they do.

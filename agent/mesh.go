@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	"tbcluster/host"
 	"tbcluster/host/sock"
@@ -189,7 +190,11 @@ func (a *Agent) Propose(ctx context.Context, nodeID string, q *peerv1.ProposeAdd
 	if err != nil {
 		return nil, err
 	}
-	return peerv1.NewPeerServiceClient(c).ProposeAddress(ctx, q)
+	resp, err := peerv1.NewPeerServiceClient(c).ProposeAddress(ctx, q)
+	if err != nil {
+		return nil, fault.FromStatus(err)
+	}
+	return resp, nil
 }
 
 // addressInUse tells whether an instance or transfer uses an own address now.
@@ -222,13 +227,13 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	slow := time.NewTicker(2 * time.Second) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
-	news := true
+	news, pending := true, false
 	var last time.Time // the whole picture
 	for {
 		begin := time.Now()
-		if news || begin.Sub(last) > pictureEvery || a.ownNews(ctx) {
+		if news || pending && begin.Sub(last) > lookEvery(a.others) || begin.Sub(last) > pictureEvery {
 			a.reconcile(ctx)
-			last = begin
+			last, pending = begin, false
 		}
 		took := time.Since(begin)
 		for _, w := range waiters {
@@ -243,9 +248,15 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case w := <-a.waiting:
 			waiters = append(waiters, w)
 		case <-members:
+			// Among many nodes one of them always tells a counter.
+			_, news = a.sections.readNews(a.member.Snapshot())
+			pending = true
 		case <-found:
 		case <-slow.C:
-			news = false
+			news = a.ownNews(ctx)
+		}
+		if !news && (!pending || time.Since(last) <= lookEvery(a.others)) {
+			continue
 		}
 		// What changes together is seen together, and among many nodes, where
 		// something always changes, the picture is not all that this does.
@@ -270,14 +281,24 @@ const (
 	pictureEvery = 30 * time.Second
 )
 
+// lookEvery is how often the counters of n others make a new picture: at once
+// among a few, and every sixteen seconds among 64.
+func lookEvery(n int) time.Duration {
+	if n < 8 {
+		return 0
+	}
+	return time.Duration(n) * time.Second / 4
+}
+
 func (a *Agent) reconcile(ctx context.Context) {
 	views := a.member.Snapshot()
+	a.others = len(views)
 	known := a.sections.read(views)
 	peers, claims, reach := a.peersOf(views, known)
 	a.tracker.SetPeers(peers)
 	byPort := map[string]link.Address{}
 	for _, l := range a.address.Links() {
-		byPort[l.Port] = link.Address{Interface: l.Interface, Prefix: l.Prefix, Remote: l.Remote, Reason: l.Reason}
+		byPort[l.Port] = link.Address{Interface: l.Interface, Prefix: l.Prefix, Remote: l.Remote, Reason: a.named(l.Reason)}
 	}
 	a.tracker.SetAddresses(byPort)
 	a.address.SetClaims(claims)
@@ -509,7 +530,7 @@ func (a *Agent) cableAddresses(known map[string]nodeSections) func(netip.Addr) b
 	claimed := map[netip.Addr]bool{}
 	for _, k := range known {
 		for _, c := range k.links.GetClaims() {
-			if p, err := netip.ParsePrefix(c.Prefix); err == nil {
+			if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Kind != "range" {
 				claimed[p.Addr()] = true
 			}
 		}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -14,6 +15,7 @@ import (
 	"tbcluster/mesh/channel"
 	"tbcluster/mesh/discover"
 	"tbcluster/mesh/identity"
+	"tbcluster/mesh/member"
 	"tbcluster/mesh/pair"
 )
 
@@ -45,7 +47,7 @@ func (s *pairingServer) Open(q *v1.OpenRequest, out grpc.ServerStreamingServer[v
 	if !ok {
 		return fault.Newf(fault.Usage, "choose viewer, operator or admin", "there is no role %d", q.Role).With("field", "role")
 	}
-	user, err := s.a.localUser(ctx, q.LocalUser)
+	user, err := s.a.localUser(ctx, q.LocalUser, false)
 	if err != nil {
 		return err
 	}
@@ -138,7 +140,7 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 	if err != nil {
 		return nil, err
 	}
-	user, err := s.a.localUser(ctx, q.LocalUser)
+	user, err := s.a.localUser(ctx, q.LocalUser, false)
 	if err != nil {
 		return nil, err
 	}
@@ -167,9 +169,21 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 	s.a.poke()
 	out := &v1.JoinResponse{Peer: memberView(m)}
 	for _, m := range s.a.store.Members() {
-		out.Members = append(out.Members, memberView(m))
+		if !m.Forgotten {
+			out.Members = append(out.Members, memberView(m))
+		}
 	}
 	return out, nil
+}
+
+// inTouch reports whether a node is in the cluster and connected.
+func (a *Agent) inTouch(id identity.NodeID) bool {
+	m, ok := a.store.Member(id)
+	if !ok || m.Revoked {
+		return false
+	}
+	v, ok := a.member.Node(id)
+	return ok && v.State == member.Up
 }
 
 // joinAgain is how soon Join tries again where the way is not ready.
@@ -312,12 +326,34 @@ func (a *Agent) memberOrClient(name string) (identity.NodeID, error) {
 	case err != nil && len(fit) == 0 && len(gone) > 0:
 		return gone[0], nil
 	case err != nil && len(fit) == 0:
+		if fault.Is(err, fault.NodeUnknown) {
+			err = noSuchMember(name, a.store.Members(), a.store.Clients())
+		}
 		return "", err
 	}
 	if err == nil {
 		fit = append(fit, id)
 	}
 	return "", fault.Newf(fault.NodeAmbiguous, "name it by its ID; `tbcluster pair --list` shows them", "%d nodes or clients are called %q", len(fit), name).With("node", name)
+}
+
+// noSuchMember says who could have been meant: nodes and clients that are in, with
+// those that are listed no more.
+func noSuchMember(name string, nodes, clients []identity.Member) error {
+	words := func(what string, list []identity.Member) string {
+		var names []string
+		for _, m := range list {
+			if !m.Revoked {
+				names = append(names, m.Name)
+			}
+		}
+		if len(names) == 0 {
+			return ""
+		}
+		return "the " + what + " are " + strings.Join(names, ", ") + "; "
+	}
+	return fault.Newf(fault.NodeUnknown, words("nodes", nodes)+words("clients", clients)+"`tbcluster pair --list` shows all with their IDs",
+		"no node or client is called %q", name).With("node", name)
 }
 
 // Map says as whom a person of another node acts here.

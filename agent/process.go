@@ -241,7 +241,11 @@ func (r resolver) ByName(ctx context.Context, name string) (root.User, error) {
 	// id asks the system's own resolver, which this static program cannot.
 	out, err := exec.CommandContext(ctx, "id", "-u", name).Output()
 	if err != nil {
-		return root.User{}, fmt.Errorf("no user %q: %w", name, err)
+		var ended *exec.ExitError
+		if errors.As(err, &ended) && ended.Exited() {
+			return root.User{}, fmt.Errorf("no user is called %q", name)
+		}
+		return root.User{}, fmt.Errorf("look up the user %q: %w", name, err)
 	}
 	n, err := strconv.ParseUint(strings.TrimSpace(string(out)), 10, 32)
 	if err != nil {
@@ -468,6 +472,16 @@ func (p Process) runElsewhere(ctx context.Context, s *root.Server) (left bool, e
 	return left, err
 }
 
+// Left lists the changes of the machine that an agent made which is gone. Only root
+// may read them.
+func Left(ctx context.Context, p Paths) ([]string, error) {
+	c, err := config.Load(p.Config)
+	if err != nil {
+		c = config.Default() // it says how the machine is read, and no more here
+	}
+	return root.Left(ctx, newHost(c), p.State)
+}
+
 // RunUndo takes back what an agent that is gone left on the machine: it ends
 // the ranks that it started and undoes the changes of the network. It returns
 // what it did, and does nothing while an agent runs.
@@ -499,5 +513,7 @@ func RunUndo(ctx context.Context, p Process) (undone []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.Undo(ctx)
+	undone, err = s.Undo(ctx)
+	// With the lock held nobody listens on them.
+	return undone, errors.Join(err, root.RemoveSockets(p.Paths.Run))
 }

@@ -129,11 +129,12 @@ func (a *Agent) steadyBytes(what string, now uint64) uint64 {
 }
 
 // settle keeps what changes all the time from being news all the time: round
-// trips are told again when they changed by half, counters when they grew by a
-// mebibyte or after ten seconds.
+// trips are told again when they changed by half, counters when they grew, and
+// both no more often than tellEvery says; but counters that grew by a mebibyte
+// are news.
 func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 	now := time.Now()
-	late := now.Sub(a.lastOwn.linksAt) > 10*time.Second
+	late := now.Sub(a.lastOwn.linksAt) > tellEvery(a.others)
 	old := map[string]*peerv1.LinkReport{}
 	if l := a.lastOwn.sections.links; l != nil {
 		for _, r := range l.Links {
@@ -144,7 +145,7 @@ func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 	for _, r := range reports {
 		was := old[r.Port+r.RemoteUuid]
 		if was != nil && was.Interface == r.Interface && was.Proven == r.Proven {
-			if near(was.RttUs, r.RttUs) {
+			if near(was.RttUs, r.RttUs) || !late && was.RttUs != 0 && r.RttUs != 0 {
 				r.RttUs = was.RttUs
 			}
 			if !late && r.TxBytes-was.TxBytes < 1<<20 && r.RxBytes-was.RxBytes < 1<<20 {
@@ -162,6 +163,12 @@ func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 	}
 	a.lastOwn.sections.links = &peerv1.LinksSection{Links: out}
 	return out
+}
+
+// tellEvery is how often a node among n others tells its counters: each of them
+// hears it.
+func tellEvery(n int) time.Duration {
+	return max(10*time.Second, time.Duration(n)*time.Second/2)
 }
 
 // near reports whether two round trips differ by less than half and a little.

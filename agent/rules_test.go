@@ -2,12 +2,15 @@ package agent
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
 
+	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	v1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/mesh/identity"
 )
 
 func TestEveryCallHasARowAndEveryRowACall(t *testing.T) {
@@ -61,6 +64,27 @@ func TestCallsOfNobodyAreRefused(t *testing.T) {
 	}
 	if _, err := a.peerUnary(context.Background(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/y"}, nil); err == nil {
 		t.Error("a call that is in no table was let in")
+	}
+}
+
+func TestWhoIsNotFoundIsToldWhoIsThere(t *testing.T) {
+	err := noSuchMember("nosuch", []identity.Member{{Name: "alpha"}, {Name: "beta", Revoked: true}}, []identity.Member{{Name: "laptop"}})
+	f := fault.As(err)
+	if f == nil || f.Reason != fault.NodeUnknown || !strings.Contains(f.What, `"nosuch"`) || !strings.Contains(f.Fix, "the nodes are alpha; the clients are laptop; ") {
+		t.Errorf("it says %+v", f)
+	}
+	if f := fault.As(noSuchMember("x", []identity.Member{{Name: "alpha"}}, nil)); strings.Contains(f.Fix, "clients") {
+		t.Errorf("without clients it says %q", f.Fix)
+	}
+}
+
+func TestAUserWhoIsNotThereIsSaidInWords(t *testing.T) {
+	_, err := resolver{}.ByName(t.Context(), "no-such-user-here")
+	if err == nil || strings.Contains(err.Error(), "exit status") || !strings.Contains(err.Error(), `no user is called "no-such-user-here"`) {
+		t.Errorf("it says %v", err)
+	}
+	if u, err := (resolver{}).ByName(t.Context(), "root"); err != nil || u.UID != 0 {
+		t.Errorf("root is %+v, %v", u, err)
 	}
 }
 

@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"maps"
+	"time"
+
 	"google.golang.org/protobuf/proto"
 
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
@@ -31,6 +34,17 @@ type nodeSections struct {
 // sectionCache decodes each version of a section once.
 type sectionCache struct {
 	have map[string]map[string]decoded // by node, then name
+	seen map[string]nodeView           // by node, besides its sections
+}
+
+// nodeView is what is told of a node besides its sections, as far as a change of
+// it has consequences.
+type nodeView struct {
+	state       member.State
+	reason, via string
+	incarnation uint64
+	version     string
+	since       time.Time
 }
 
 type decoded struct {
@@ -38,7 +52,9 @@ type decoded struct {
 	message              proto.Message // nil where it could not be decoded
 }
 
-func newSectionCache() *sectionCache { return &sectionCache{have: map[string]map[string]decoded{}} }
+func newSectionCache() *sectionCache {
+	return &sectionCache{have: map[string]map[string]decoded{}, seen: map[string]nodeView{}}
+}
 
 // newSection returns an empty message for a section, or nil for one that is
 // not ours to read.
@@ -63,8 +79,16 @@ func newSection(name string) proto.Message {
 // read returns what every node last said, by node ID. It is called from one
 // goroutine.
 func (c *sectionCache) read(views []member.NodeView) map[string]nodeSections {
+	known, _ := c.readNews(views)
+	return known
+}
+
+// readNews is read, and reports whether anything is new since it was called last
+// but counters, round trips, and how much memory and disk are free.
+func (c *sectionCache) readNews(views []member.NodeView) (known map[string]nodeSections, news bool) {
 	out := make(map[string]nodeSections, len(views))
 	next := make(map[string]map[string]decoded, len(views))
+	seen := make(map[string]nodeView, len(views))
 	for _, v := range views {
 		id := string(v.ID)
 		byName := map[string]decoded{}
@@ -78,15 +102,45 @@ func (c *sectionCache) read(views []member.NodeView) map[string]nodeSections {
 				if err := proto.Unmarshal(s.Data, m); err != nil {
 					m = nil
 				}
+				news = news || d.message == nil || m == nil || !proto.Equal(lasting(d.message), lasting(m))
 				d = decoded{v.Incarnation, s.Version, m}
 			}
 			byName[name] = d
 		}
 		next[id] = byName
 		out[id] = sectionsOf(byName)
+		seen[id] = nodeView{v.State, v.Reason, v.Via, v.Incarnation, v.Version, v.Since}
+		news = news || len(byName) != len(c.have[id])
 	}
-	c.have = next
-	return out
+	news = news || !maps.Equal(seen, c.seen)
+	c.have, c.seen = next, seen
+	return out, news
+}
+
+// lasting is a section without what changes all the time. It may be the section
+// itself.
+func lasting(m proto.Message) proto.Message {
+	switch m := m.(type) {
+	case *peerv1.LinksSection:
+		m = proto.CloneOf(m)
+		for _, r := range m.Links {
+			r.RttUs, r.TxBytes, r.RxBytes = 0, 0, 0
+			r.Errors = min(r.Errors, 1) // the first is news
+			r.TxErrors, r.RxErrors, r.TxDropped, r.RxDropped = 0, 0, 0, 0
+		}
+		return m
+	case *peerv1.NodeSection:
+		if m.Node == nil {
+			return m
+		}
+		m = proto.CloneOf(m)
+		m.Node.DiskFreeBytes = 0
+		if m.Node.Memory != nil {
+			m.Node.Memory.AvailableBytes, m.Node.Memory.BudgetBytes = 0, 0
+		}
+		return m
+	}
+	return m
 }
 
 func sectionsOf(m map[string]decoded) nodeSections {

@@ -326,7 +326,11 @@ func (s *nodeServer) Ping(ctx context.Context, q *v1.PingRequest) (*v1.PingRespo
 	}
 	wg.Wait()
 	out := &v1.PingResponse{}
+	markUsed(n.ControlPath, all)
 	for i, p := range all {
+		if p.Interface == "" && slices.ContainsFunc(all, func(o *v1.PingWay) bool { return o.Interface != "" && o.Address == p.Address }) {
+			continue // the same address, without saying by which interface
+		}
 		// Where a link-local address is, is found by trying: that it is not
 		// everywhere is no news.
 		if p.Error == "" || !ways[i].Addr.Addr().IsLinkLocalUnicast() {
@@ -334,6 +338,21 @@ func (s *nodeServer) Ping(ctx context.Context, q *v1.PingRequest) (*v1.PingRespo
 		}
 	}
 	return out, nil
+}
+
+// markUsed marks a way over the interface of the control channel where none has
+// its address: the other side made it, from an address that it does not tell.
+func markUsed(path string, all []*v1.PingWay) {
+	iface, _, ok := strings.Cut(path, " ")
+	if !ok || slices.ContainsFunc(all, func(p *v1.PingWay) bool { return p.Used }) {
+		return
+	}
+	for _, p := range all {
+		if p.Interface == iface && p.Error == "" {
+			p.Used = true
+			return
+		}
+	}
 }
 
 // usedWay reports whether the control channel ("interface address:port") takes
@@ -483,7 +502,7 @@ func (s *linkServer) Rescan(ctx context.Context, _ *v1.RescanRequest) (*v1.Resca
 
 // localUser is the local user as whom people of other nodes are to act: the
 // one named, or the one who asks unless that is root.
-func (a *Agent) localUser(ctx context.Context, named string) (string, error) {
+func (a *Agent) localUser(ctx context.Context, named string, client bool) (string, error) {
 	if named != "" {
 		return named, nil
 	}
@@ -497,6 +516,10 @@ func (a *Agent) localUser(ctx context.Context, named string) (string, error) {
 		return "", err
 	}
 	if u.UID == 0 && a.opt.Privileged && !a.soleUser() {
+		if client {
+			return "", fault.Newf(fault.Usage, "name the user as whom the client copies, places and stops here: --as NAME (\"--as root\" if you mean it)",
+				"root makes the client, and no program on another machine is root by accident").With("field", "local_user")
+		}
 		return "", fault.Newf(fault.Usage, "name the user as whom people of the other nodes act here: --as NAME (\"--as root\" if you mean it)",
 			"root pairs, and nobody is root on another machine by accident").With("field", "local_user")
 	}

@@ -19,10 +19,11 @@ type board struct {
 	mu      sync.Mutex
 	state   *v1.ClusterState
 	changed chan struct{} // closed at each change
+	begun   chan struct{} // closed when there is a state
 }
 
 func newBoard() *board {
-	return &board{state: &v1.ClusterState{}, changed: make(chan struct{})}
+	return &board{state: &v1.ClusterState{}, changed: make(chan struct{}), begun: make(chan struct{})}
 }
 
 // post makes s the state, keeping the old objects where nothing changed, and
@@ -37,6 +38,9 @@ func (b *board) post(s *v1.ClusterState) bool {
 		return false
 	}
 	b.state = s
+	if old.Revision == 0 {
+		close(b.begun)
+	}
 	close(b.changed)
 	b.changed = make(chan struct{})
 	return true

@@ -72,6 +72,20 @@ func TestDeltasLeadFromAnyStateToAnyOther(t *testing.T) {
 	}
 }
 
+func TestABoardHasBegunWithItsFirstState(t *testing.T) {
+	b := newBoard()
+	select {
+	case <-b.begun:
+		t.Fatal("an empty board has begun")
+	default:
+	}
+	for range 2 { // the same again, and another one, begin nothing anew
+		b.post(&v1.ClusterState{SelfNodeId: "n0"})
+	}
+	b.post(&v1.ClusterState{SelfNodeId: "n1"})
+	<-b.begun
+}
+
 func TestAWatcherThatSleptMissesNothing(t *testing.T) {
 	b := newBoard()
 	r := rand.New(rand.NewPCG(3, 4))

@@ -191,7 +191,9 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 	go func() {
 		defer cancel()
 		res, err := r.t.Run(ctx)
-		for tries := 1; again(ctx, err, tries, res.Progress.DoneBytes+r.best > 0); tries++ {
+		lost := false
+		for tries := 1; again(ctx, err, tries, res.Progress.DoneBytes+r.best > 0, lost); tries++ {
+			lost = lost || fault.Is(err, fault.Connection)
 			// The control stream of a worker went with the cable under it. What
 			// arrived is on disk, and there may be another way.
 			m.mu.Lock()
@@ -211,7 +213,7 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(time.Duration(tries) * retryAfter):
+			case <-time.After(min(time.Duration(tries)*retryAfter, retryMost)):
 			}
 			res, err = t.Run(ctx)
 		}
@@ -227,15 +229,30 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 const (
 	// retries is how often a connection may be lost without a byte of progress
 	// before the transfer fails.
-	retries    = 5
-	retryAfter = 300 * time.Millisecond
+	retries = 5
+	// busyRetries is how often it is tried while the worker of a run whose
+	// connection was lost has the file still: it may take as long to notice as a
+	// dead connection does.
+	busyRetries = 25
+	retryAfter  = 300 * time.Millisecond
+	retryMost   = 2 * time.Second
 )
 
 // again reports whether what ended a run may be over by the next one. That a
-// node is down may be so once bytes have moved: then it was there before.
-func again(ctx context.Context, err error, tries int, moved bool) bool {
-	return err != nil && ctx.Err() == nil && tries <= retries &&
-		(fault.Is(err, fault.Connection) || moved && fault.Is(err, fault.NodeDown))
+// node is down may be so once bytes have moved: then it was there before. That
+// somebody writes the file may be so once a connection was lost: then it is the
+// worker at its other end.
+func again(ctx context.Context, err error, tries int, moved, lost bool) bool {
+	if err == nil || ctx.Err() != nil {
+		return false
+	}
+	switch {
+	case fault.Is(err, fault.Connection), moved && fault.Is(err, fault.NodeDown):
+		return tries <= retries
+	case lost && fault.Is(err, fault.StillRunning):
+		return tries <= busyRetries
+	}
+	return false
 }
 
 // whole is the progress of a transfer over all its runs; the list's lock is
@@ -297,6 +314,12 @@ func (m *transfers) finish(r *running, res transfer.Result, err error) {
 	}
 	if v.FinishedAt == nil {
 		v.FinishedAt = timestamppb.New(m.now())
+	}
+	// Of a transfer that has ended the rate is that of the whole, with every run
+	// and all that came before the first byte: what `cp` says.
+	v.BytesPerSecond = 0
+	if took := v.FinishedAt.AsTime().Sub(v.StartedAt.AsTime()); took > 0 {
+		v.BytesPerSecond = uint64(float64(v.DoneBytes) / took.Seconds())
 	}
 	r.set(v, res.Lines)
 	r.t = nil

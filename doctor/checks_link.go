@@ -37,7 +37,12 @@ func (f Facts) mine(visit func(l *tbclusterv1.Link, own *tbclusterv1.LinkEnd)) {
 
 // both reports whether both ends are nodes that are up.
 func (f Facts) both(l *tbclusterv1.Link) bool {
-	return l.GetB().GetNodeId() != "" && f.up(l.GetA().GetNodeId()) && f.up(l.GetB().GetNodeId())
+	for _, end := range []*tbclusterv1.LinkEnd{l.GetA(), l.GetB()} {
+		if _, renewed := f.Renewed[end.GetNodeId()]; renewed || end.GetNodeId() == "" || !f.up(end.GetNodeId()) {
+			return false
+		}
+	}
+	return true
 }
 
 // xdomain returns what this machine sees on a port now.
@@ -145,12 +150,29 @@ func checkLinkUnplugged(f Facts) []seen {
 	})
 }
 
+// noneFree is how the reason of a cable begins to say that both ends found no
+// address that is free.
+const noneFree = "no subnet of "
+
+func checkLinkNoAddress(f Facts) []seen {
+	return f.links(func(l *tbclusterv1.Link, _ *tbclusterv1.LinkEnd) (string, map[string]string) {
+		_, why, found := strings.Cut(l.GetReason(), noneFree)
+		if !found || l.GetState() != tbclusterv1.LinkState_LINK_STATE_CABLED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter {
+			return "", nil
+		}
+		return noneFree + why, nil
+	})
+}
+
 func checkLinkStuck(f Facts) []seen {
 	if len(f.Wanted) > 0 { // no-permission says why
 		return nil
 	}
 	return f.links(func(l *tbclusterv1.Link, _ *tbclusterv1.LinkEnd) (string, map[string]string) {
 		s := l.GetState()
+		if strings.Contains(l.GetReason(), noneFree) { // link-without-address says why
+			return "", nil
+		}
 		if s != tbclusterv1.LinkState_LINK_STATE_CABLED && s != tbclusterv1.LinkState_LINK_STATE_ADDRESSED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter || f.walled(l) {
 			return "", nil
 		}

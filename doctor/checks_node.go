@@ -48,9 +48,29 @@ func checkNodeDown(f Facts) []seen {
 	}
 	var out []seen
 	for _, n := range f.Nodes {
+		if _, renewed := f.Renewed[n.GetId()]; renewed {
+			continue
+		}
 		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self && !f.heard(n) {
 			out = append(out, seen{node: n.GetId(), nodeName: n.GetName(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
 		}
+	}
+	return out
+}
+
+func checkRenewed(f Facts) []seen {
+	var out []seen
+	for _, n := range f.Nodes {
+		r, ok := f.Renewed[n.GetId()]
+		if !ok || r.Member && f.speaker() != f.Self { // all of them see that
+			continue
+		}
+		again := "Then run `tbcluster pair` here and `tbcluster pair CODE` on that machine."
+		if r.Member {
+			again = "The new one is in the cluster already."
+		}
+		out = append(out, seen{subject: n.GetId(), evidence: strings.TrimSuffix(r.Where+"; "+n.GetReason(), "; "),
+			words: map[string]string{"peer": n.GetName(), "now": r.Node, "again": again}})
 	}
 	return out
 }
@@ -104,7 +124,12 @@ func checkFilter(f Facts) []seen {
 func checkConflict(f Facts) []seen {
 	var out []seen
 	for _, c := range f.Conflicts {
-		out = append(out, seen{subject: c.Prefix, evidence: strings.TrimSpace(c.Prefix + " " + c.Port), words: map[string]string{"prefix": c.Prefix, "with": c.With}})
+		s := seen{subject: c.Prefix, evidence: strings.TrimSpace(c.Prefix + " " + c.Port), words: map[string]string{"prefix": c.Prefix, "with": c.With}}
+		if c.Node != "" {
+			s.node, s.nodeName = c.Node, f.nodeName(c.Node)
+			s.evidence += ", seen by " + f.Name + ", which has no route to it over a cable"
+		}
+		out = append(out, s)
 	}
 	return out
 }

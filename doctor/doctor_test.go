@@ -74,6 +74,11 @@ var provocations = map[string]struct {
 	"node-down": {func(f *Facts) {
 		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "no heartbeat for 11 s"
 	}, []string{"beta is down", "tbcluster node forget beta"}},
+	"node-renewed": {func(f *Facts) {
+		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "not heard from"
+		f.Renewed = map[string]Renewed{"bbb": {Node: "7WCA2TZ", Where: "7WCA2TZ answers at an address of beta"}}
+		down(f)
+	}, []string{"7WCA2TZ answers where beta was", "pair --revoke beta", "pair CODE"}},
 	"not-paired": {func(f *Facts) {
 		f.Links[0].B, f.Links[0].State = &tbclusterv1.LinkEnd{NodeName: "Mac16,9"}, tbclusterv1.LinkState_LINK_STATE_CABLED
 	}, []string{"Mac16,9", "tbcluster pair CODE", "0-1"}},
@@ -86,6 +91,10 @@ var provocations = map[string]struct {
 	"link-not-proven": {func(f *Facts) {
 		f.Links[0].State, f.Links[0].Reason = tbclusterv1.LinkState_LINK_STATE_ADDRESSED, "no answer from beta over thunderbolt0 yet"
 	}, []string{"not usable yet", "no answer from beta"}},
+	"link-without-address": {func(f *Facts) {
+		f.Links[0].State, f.Links[0].Reason = tbclusterv1.LinkState_LINK_STATE_CABLED,
+			"alpha: no address could be agreed on: no subnet of 10.77.0.0/16 is free at both ends; the last was taken by 10.77.0.5/16 on interface eth0"
+	}, []string{"no address is free for the cable", "10.77.0.5/16 on interface eth0", "address_spares"}},
 	"no-permission": {func(f *Facts) {
 		f.Wanted = []host.Change{{Kind: host.ChangeLinkUp, Interface: "thunderbolt0"}}
 		f.Commands = []string{"ip link set thunderbolt0 up"}

@@ -50,6 +50,8 @@ type Facts struct {
 	// Firewalls are what may drop what others send to this machine; asked for
 	// only where a cable is silent.
 	Firewalls []host.Firewall
+	// Renewed are nodes in whose place another one answers, by ID.
+	Renewed map[string]Renewed
 	// Heard are nodes that announce themselves and are not connected, by ID.
 	Heard  map[string]Heard
 	Config Config
@@ -62,6 +64,13 @@ type Released struct {
 	Did []string
 }
 
+// Renewed is the node that answers in place of one that does not.
+type Renewed struct {
+	Node   string // its name, or the beginning of its ID
+	Member bool   // it was let in
+	Where  string // for people
+}
+
 // Heard is how a node announces itself.
 type Heard struct {
 	Address string    // where, with its control port
@@ -72,6 +81,8 @@ type Heard struct {
 // Conflict is an address that clashes.
 type Conflict struct {
 	Prefix, Port, With string
+	// Node is the ID of the node whose node address it is; "" for an own address.
+	Node string
 }
 
 // Disk is a file system that tbcluster writes to. Sizes in bytes.

@@ -106,9 +106,35 @@ func TestAddressesKeepClearOfWhatIsThere(t *testing.T) {
 		"alpha": {"10.77.0.0/16", "172.31.77.0/24"}, "beta": {"10.77.0.0/16", "172.31.77.0/24"},
 		"gamma": {"10.77.64.0/18", "10.77.32.0/19", "172.31.77.0/24"}, "delta": {"10.77.0.0/17", "172.29.0.0/17", "172.31.77.0/24"},
 	}
-	s := c.until("alpha", "every cable addressed and proven", func(s *v1.ClusterState) bool {
-		return links(s, proven) == 3 && !slices.ContainsFunc(s.Nodes, func(n *v1.Node) bool { return n.NodeAddress == "" })
+	// What one node's network has is no node address of another either: the one
+	// could not reach it over its cable.
+	clear := func(n *v1.Node) bool {
+		a, err := netip.ParseAddr(n.NodeAddress)
+		for _, list := range taken {
+			if err != nil || slices.ContainsFunc(list, func(r string) bool { return netip.MustParsePrefix(r).Contains(a) }) {
+				return false
+			}
+		}
+		return true
+	}
+	s := c.until("alpha", "every cable addressed and proven, and every node address clear of every network", func(s *v1.ClusterState) bool {
+		return links(s, proven) == 3 && !slices.ContainsFunc(s.Nodes, func(n *v1.Node) bool { return !clear(n) })
 	})
+	address := map[string]string{}
+	for _, n := range s.Nodes {
+		address[n.Name] = n.NodeAddress
+	}
+	for i, n := range c.names[1:] { // a chain: each is joined to the one before
+		for from, to := range map[string]string{n: c.names[i], c.names[i]: n} {
+			way := c.run(from, "ip", "route", "get", address[to])
+			for end := time.Now().Add(patience); !strings.Contains(way, " dev thunderbolt") && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				way = c.run(from, "ip", "route", "get", address[to])
+			}
+			if !strings.Contains(way, " dev thunderbolt") {
+				t.Errorf("%s sends to the node address of %s by %s", from, to, way)
+			}
+		}
+	}
 	for _, l := range s.Links {
 		p := subnet(l)
 		if !p.IsValid() {

@@ -158,7 +158,7 @@ func routeToLink(c *cluster, model string) {
 	}
 	// Gamma is at the end of a cable of beta, and has not paired. Systems bring
 	// such interfaces up by themselves.
-	l := between(c.until("beta", "a cable to gamma", func(s *v1.ClusterState) bool { return between(s, "beta", "Intel Corp. gamma") != nil }), "beta", "Intel Corp. gamma")
+	l := between(c.until("beta", "a cable to gamma", func(s *v1.ClusterState) bool { return between(s, "beta", "Linux gamma") != nil }), "beta", "Linux gamma")
 	near := l.A.Interface
 	if l.B.NodeName == "beta" {
 		near = l.B.Interface

@@ -416,6 +416,8 @@ func lanCut(c *cluster) {
 	// Something that needs an answer of beta.
 	if out := c.run("alpha", "tbcluster", "ping", "beta"); !strings.Contains(out, "cable") {
 		c.t.Errorf("ping names no cable:\n%s", out)
+	} else if !strings.Contains(out, "*") || strings.Contains(out, "lan    -") {
+		c.t.Errorf("ping marks no way, or has one twice:\n%s", out)
 	}
 	c.must(c.lab.MendLAN(ctx, "beta"))
 	// And a cable cut under the channel that went over to it.

@@ -270,6 +270,7 @@ func withBundle(c *cluster, _ string) {
 		c.run(n, "sh", "-c", "umask 077; echo secret > /root/secret; install -o eve -m 600 /root/secret /home/eve/own")
 	}
 	c.run("beta", "tbcluster", "pair", "--map", "alpha/eve=eve")
+	c.says(c.fails(fault.ExitUsage, "alpha", "tbcluster", "pair", "--client", "laptop", "--role", "operator", "-O", "-"), "root makes the client", "--as NAME")
 	bundle := c.run("alpha", "tbcluster", "pair", "--client", "laptop", "--role", "operator", "--as", "eve", "-O", "-")
 	out, ended := c.elsewhere("lan", "TestClientProgram", "TBCLUSTER_BUNDLE="+bundle)
 	out.says(c.t, "watching", ended)

@@ -78,7 +78,10 @@ func fill(dir string, attrs, links map[string]string) error {
 		return err
 	}
 	for name, v := range attrs {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(v+"\n"), 0o444); err != nil {
+		if v != "" {
+			v += "\n"
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(v), 0o444); err != nil {
 			return err
 		}
 	}
@@ -118,10 +121,16 @@ func (t *tree) reset() error {
 	}
 	dirs := []string{classNet}
 	if len(t.uuids) > 0 {
-		dirs = append(dirs, busDevices, netDriver, "module/thunderbolt", "module/thunderbolt_net")
+		dirs = append(dirs, busDevices, netDriver, "module/thunderbolt/parameters", "module/thunderbolt_net")
 	}
 	for _, d := range dirs {
 		if err := os.MkdirAll(t.path(d), 0o755); err != nil {
+			return err
+		}
+	}
+	if len(t.uuids) > 0 {
+		// Whether the driver looks for other machines: drivers/thunderbolt/xdomain.c.
+		if err := writeFile(t.path("module/thunderbolt/parameters/xdomain"), "Y\n"); err != nil {
 			return err
 		}
 	}
@@ -169,7 +178,7 @@ func (t *tree) addDomain(d int, uuid string) error {
 	}
 	for i := range portsPerDomain {
 		p := filepath.Join(router, fmt.Sprintf("usb4_port%d", nthPort(i).number))
-		if err := t.attributes(p, map[string]string{"link": "none", "uevent": "DEVTYPE=usb4_port"}, nil); err != nil {
+		if err := t.attributes(p, map[string]string{"link": "none", "uevent": ""}, nil); err != nil {
 			return err
 		}
 	}
@@ -181,7 +190,7 @@ func (t *tree) addDomain(d int, uuid string) error {
 var netAttributes = strings.Fields("addr_assign_type addr_len address broadcast carrier " +
 	"carrier_changes carrier_down_count carrier_up_count dev_id dev_port dormant duplex flags " +
 	"gro_flush_timeout ifalias ifindex iflink link_mode mtu name_assign_type napi_defer_hard_irqs " +
-	"netdev_group operstate phys_port_id phys_port_name phys_switch_id power proto_down queues " +
+	"netdev_group operstate power proto_down queues " +
 	"speed statistics testing threaded tx_queue_len type uevent")
 
 // plug shows a peer on a port: XDomain, service, interface, as the driver does.
@@ -191,8 +200,8 @@ func (t *tree) plug(p port, far peer, iface string, tell func(uevent)) error {
 	}
 	xd := xdomainDir(p)
 	err := t.attributes(xd, map[string]string{
-		"unique_id": far.uuid, "device": "0x1", "device_name": far.name,
-		"vendor": "0x8086", "vendor_name": "Intel Corp.", "maxhopid": "15",
+		"unique_id": far.uuid, "device": "0x4", "device_name": far.name,
+		"vendor": "0x1d6b", "vendor_name": "Linux", "maxhopid": "15",
 		"rx_speed": "20.0 Gb/s", "tx_speed": "20.0 Gb/s", "rx_lanes": "2", "tx_lanes": "2",
 		"uevent": "DEVTYPE=thunderbolt_xdomain",
 	}, subsystem(xd, "bus/thunderbolt"))
@@ -208,7 +217,7 @@ func (t *tree) plug(p port, far peer, iface string, tell func(uevent)) error {
 	links["driver"] = relative(filepath.Join(svc, "driver"), netDriver)
 	const modalias = "tbsvc:knetworkp00000001v00000001r00000001"
 	err = t.attributes(svc, map[string]string{
-		"key": "network", "prtcid": "1", "prtcvers": "1", "prtcrevs": "1", "prtcstns": "0x00000003",
+		"key": "network", "prtcid": "1", "prtcvers": "1", "prtcrevs": "1", "prtcstns": "0x00000007",
 		"modalias": modalias, "uevent": "DEVTYPE=thunderbolt_service\nDRIVER=thunderbolt-net\nMODALIAS=" + modalias,
 	}, links)
 	if err != nil {

@@ -2,6 +2,8 @@ package rig
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"tbcluster/rig/usb4"
@@ -14,6 +16,7 @@ type Cable struct {
 	rig   *Rig
 	index int
 	spec  CableSpec
+	link  *link // nil where it leads to a hub of the host at its other end
 	// With the lock of the rig: what the lanes came up with, or will.
 	lanes int
 	speed usb4.Generation
@@ -25,6 +28,11 @@ func (c *Cable) Spec() CableSpec { return c.spec }
 // Plug puts the cable in.
 func (c *Cable) Plug() {
 	c.trained()
+	for _, l := range c.rig.links { // what is behind a hub trains with it
+		if slices.Contains(l.cables, c) {
+			l.last().trained()
+		}
+	}
 	c.Cable.Plug()
 }
 
@@ -40,12 +48,25 @@ func (c *Cable) Flap(ctx context.Context, out time.Duration) error {
 	return c.Cable.Flap(ctx, out)
 }
 
+// Behaviour says in words how the cable treats what one of its ports sends:
+// "perfect", or what it does.
+func (c *Cable) Behaviour(from *usb4.Port) string {
+	o := c.Options()
+	o.WireOptions = c.Wire(from)
+	inject := func(i usb4.Injection) Injection { return Injection{Every: i.Every, Probability: i.Probability} }
+	return CableOptions{
+		Rate: Rate(o.Rate), Latency: Duration(o.Latency),
+		Loss: inject(o.Loss), Corrupt: inject(o.Corrupt), CorruptFlagged: inject(o.CorruptFlagged), Overrun: inject(o.Overrun),
+		TrainedLanes: o.Lanes, TrainedGen: int(o.Speed), Training: Duration(o.Training),
+	}.String()
+}
+
 // Counters returns the counters of the cable.
 func (c *Cable) Counters() usb4.CableCounters { return c.rig.fabric.Counters().Cables[c.index] }
 
 // trained notes what the lanes come up with the next time.
 func (c *Cable) trained() {
-	lanes, speed := c.would()
+	lanes, speed := c.Trains()
 	c.rig.mu.Lock()
 	defer c.rig.mu.Unlock()
 	c.lanes, c.speed = lanes, speed
@@ -58,52 +79,53 @@ func (c *Cable) up() (lanes int, speed usb4.Generation) {
 	return c.lanes, c.speed
 }
 
-// would returns what the lanes would come up with now.
-func (c *Cable) would() (lanes int, speed usb4.Generation) {
-	o := c.Cable.Options()
-	lanes, speed = 2, usb4.Gen4
-	if o.Lanes != 0 {
-		lanes = o.Lanes
-	}
-	if o.Speed != 0 {
-		speed = o.Speed
-	}
-	for _, e := range c.ends() {
-		l, s := e.host.spec.Lanes, e.host.spec.Speed
-		if l == 0 {
-			l = 2
-		}
-		if s == 0 {
-			s = usb4.Gen3
-		}
-		lanes, speed = min(lanes, l), min(speed, s)
-	}
-	return lanes, speed
-}
-
-// end is a host and its port.
-type end struct {
-	host *Host
-	port int
-}
-
-func (e end) device() string { return e.host.Device(e.port) }
-
-// ends returns both ends.
+// ends returns both ends as hosts show them; without hosts where a hub has none,
+// or is at one end itself.
 func (c *Cable) ends() [2]end {
-	a, b := c.Cable.Ends()
-	find := func(p *usb4.Port) end {
-		for _, h := range c.rig.hosts {
-			if h.router == p.Host() {
-				return end{h, p.Index()}
+	if c.link == nil {
+		return [2]end{}
+	}
+	return c.link.ends
+}
+
+// silently takes network interfaces down while cables lose all frames, but not the
+// packets by which hosts log out from each other. A frame that arrives meanwhile
+// brings out a fault of Linux (seen in 7.3): tbnet_stop() disables NAPI before it
+// logs out; an interrupt in between has __ring_interrupt() mask the ring's
+// interrupt for a poll that never comes to unmask it, and tb_ring_stop() warns that
+// it "is already disabled".
+func (r *Rig) silently(ctx context.Context, cables []*Cable, f func() error) error {
+	type direction struct {
+		cable *Cable
+		from  *usb4.Port
+		was   usb4.WireOptions
+	}
+	var all []direction
+	var errs []error
+	for _, c := range cables {
+		a, b := c.Cable.Ends()
+		for _, p := range []*usb4.Port{a, b} {
+			d := direction{cable: c, from: p, was: c.Cable.Wire(p)}
+			o := d.was
+			o.Loss = usb4.Injection{Every: 1}
+			errs = append(errs, c.Cable.SetWire(p, o))
+			all = append(all, d)
+		}
+	}
+	err := r.Await(ctx, "wait for the frames that are under way", func() string {
+		for _, c := range cables {
+			if n := c.Counters(); n.AtoB.InFlight+n.BtoA.InFlight > 0 {
+				return c.String() + " has some"
 			}
 		}
-		return end{} // no cable leads out of the rig
+		return ""
+	})
+	if err == nil {
+		err = f()
 	}
-	return [2]end{find(a), find(b)}
-}
-
-func (c *Cable) has(h *Host) bool {
-	e := c.ends()
-	return e[0].host == h || e[1].host == h
+	errs = append(errs, err)
+	for i := len(all) - 1; i >= 0; i-- { // a cable may be there more than once
+		errs = append(errs, all[i].cable.Cable.SetWire(all[i].from, all[i].was))
+	}
+	return errors.Join(errs...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,9 @@ type Host struct {
 	// With the lock of the rig:
 	on     bool
 	driver bool
-	watch  int // number of the probe whose states count
+	power  int    // how often it was switched on
+	lost   string // how its QEMU ended, if nobody had it end
+	watch  int    // number of the probe whose states count
 	seen   bool
 	state  state.State
 	broken error // why the probe ended, if it should not have
@@ -98,7 +101,11 @@ func (h *Host) disks(ctx context.Context, i *images) (disks []string, err error)
 
 // booted brings a host that has just booted to where it is used.
 func (h *Host) booted(ctx context.Context) error {
-	h.rig.change(func() { h.on = true })
+	h.rig.change(func() {
+		h.on, h.lost = true, ""
+		h.power++
+		go h.watchPower(h.power)
+	})
 	if err := h.observe(ctx); err != nil {
 		return err
 	}
@@ -111,6 +118,55 @@ func (h *Host) booted(ctx context.Context) error {
 		return nil
 	}
 	return h.LoadDriver(ctx)
+}
+
+// watchPower notes that the host has gone off and nobody had it do so.
+func (h *Host) watchPower(number int) {
+	if err := h.guest.Wait(h.rig.ctx); err != nil {
+		return // the rig is being taken down
+	}
+	ours := func() bool { return !h.on || h.power != number || h.rig.closed }
+	h.rig.mu.Lock()
+	known := ours()
+	h.rig.mu.Unlock()
+	if known {
+		return
+	}
+	h.mark(nil)
+	h.rig.change(func() {
+		if known = ours(); !known {
+			h.off()
+			if h.lost = h.guest.Ended(); h.lost == "" {
+				h.lost = "signal: killed" // through Guest
+			}
+		}
+	})
+	if !known {
+		h.rig.options.Log(fmt.Sprintf("host %s's QEMU ended (%s)", h.Name(), h.Lost()))
+	}
+}
+
+// Lost says how the host's QEMU has ended where nobody had it do so, "" otherwise
+// and when the host is on again, or was Cut.
+func (h *Host) Lost() string {
+	h.rig.mu.Lock()
+	defer h.rig.mu.Unlock()
+	return h.lost
+}
+
+// powered returns an error where the host has no power: a Fault that names it as
+// "node".
+func (h *Host) powered() error {
+	h.rig.mu.Lock()
+	defer h.rig.mu.Unlock()
+	if h.on {
+		return nil
+	}
+	why := ""
+	if h.lost != "" {
+		why = ": its QEMU ended (" + h.lost + ")"
+	}
+	return fault.Newf(fault.NodeDown, "boot it first", "host %s is off%s", h.spec.Name, why).With("node", h.spec.Name)
 }
 
 // observe starts the probe and waits for its first word.
@@ -196,26 +252,41 @@ func (h *Host) Console() string { return filepath.Join(h.rig.dir, h.spec.Name, "
 // Run runs a program and returns its standard output. A program that does not
 // end with 0 is a *guest.ExitError.
 func (h *Host) Run(ctx context.Context, args ...string) (string, error) {
+	if err := h.powered(); err != nil {
+		return "", err
+	}
 	return h.guest.Run(ctx, args...)
 }
 
 // Sh runs a shell script, which ends at the first command that fails.
 func (h *Host) Sh(ctx context.Context, script string) (string, error) {
+	if err := h.powered(); err != nil {
+		return "", err
+	}
 	return h.guest.Sh(ctx, script)
 }
 
 // Start starts a program.
 func (h *Host) Start(ctx context.Context, c guest.Command) (*guest.Process, error) {
+	if err := h.powered(); err != nil {
+		return nil, err
+	}
 	return h.guest.Start(ctx, c)
 }
 
 // CopyIn copies a file of the machine into the host, CopyOut one out of it.
 func (h *Host) CopyIn(ctx context.Context, from, to string) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	return h.guest.PushFile(ctx, from, to)
 }
 
 // CopyOut copies a file of the host to the machine.
 func (h *Host) CopyOut(ctx context.Context, from, to string) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	return h.guest.PullFile(ctx, from, to)
 }
 
@@ -253,8 +324,19 @@ func (h *Host) Plug(port int) { h.Cable(port).Plug() }
 // Unplug pulls the cable in a port.
 func (h *Host) Unplug(port int) { h.Cable(port).Unplug() }
 
+// awake sees that the driver has found its router and keeps that awake: without
+// a PCIe root port above it the driver would not hear of a plug once it has
+// suspended the router. The debug kernel has no power management.
+const awake = `for d in /sys/bus/pci/drivers/thunderbolt/0000:*; do
+	[ -d "$d" ] || { echo 'the thunderbolt driver has found no router' >&2; exit 1; }
+	[ ! -e "$d/power/control" ] || echo on >"$d/power/control"
+done`
+
 // LoadDriver loads the thunderbolt driver and thunderbolt_net.
 func (h *Host) LoadDriver(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	load := "modprobe thunderbolt\nmodprobe thunderbolt_net\n"
 	if len(h.spec.Driver) > 0 {
 		load = ""
@@ -267,9 +349,7 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 		}
 	}
 	h.mark(nil)
-	// Without a PCIe root port above it the driver would not hear of a plug once
-	// it has suspended the router.
-	_, err := h.Sh(ctx, load+"for d in /sys/bus/pci/drivers/thunderbolt/0000:*/power/control; do echo on >$d; done")
+	_, err := h.Sh(ctx, load+awake)
 	if err == nil {
 		h.rig.change(func() { h.driver = true })
 	}
@@ -285,7 +365,11 @@ func (h *Host) LoadDriver(ctx context.Context) error {
 // workqueue, which tb_domain_remove() does not flush, and nhi_pci_do_remove()
 // does not wait for the end of the domain where icm_probe() has completed
 // domain_released before; nhi_shutdown() then warns of ring 0, which is in use.
+// For another one, see silently.
 func (h *Host) UnloadDriver(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	h.mark(nil)
 	if len(h.spec.Driver) > 0 {
 		h.rig.change(func() { h.driver = false })
@@ -297,14 +381,24 @@ func (h *Host) UnloadDriver(ctx context.Context) error {
 		_, err := h.Sh(ctx, "rmmod "+strings.Join(names, " "))
 		return err
 	}
-	if _, err := h.Sh(ctx, "rmmod thunderbolt_net"); err != nil {
+	var cables []*Cable
+	for _, l := range h.rig.links {
+		if l.joins(h) {
+			cables = append(cables, l.cables...)
+		}
+	}
+	err := h.rig.silently(ctx, cables, func() error {
+		_, err := h.Sh(ctx, "rmmod thunderbolt_net")
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if err := h.unseen(ctx); err != nil {
 		return err
 	}
 	h.rig.change(func() { h.driver = false })
-	_, err := h.Sh(ctx, "rmmod thunderbolt")
+	_, err = h.Sh(ctx, "rmmod thunderbolt")
 	return err
 }
 
@@ -318,10 +412,10 @@ func (h *Host) unseen(ctx context.Context) error {
 	err := h.rig.Await(ctx, "wait until nobody shows a service of host "+h.Name(), func() string {
 		h.rig.mu.Lock()
 		defer h.rig.mu.Unlock()
-		for _, c := range h.rig.cables {
-			ends := c.ends()
+		for _, l := range h.rig.links {
+			ends := l.ends
 			for i, e := range ends {
-				if e.host == h && e.host.state.Peer(e.device()) != nil && ends[1-i].host.state.Peer(ends[1-i].device()).Interface() != nil {
+				if e.host == h && e.host.state.Peer(e.device) != nil && ends[1-i].host.state.Peer(ends[1-i].device).Interface() != nil {
 					return "host " + ends[1-i].host.Name() + " does"
 				}
 			}
@@ -343,44 +437,48 @@ func (h *Host) ReloadDriver(ctx context.Context) error {
 	return h.LoadDriver(ctx)
 }
 
-// mark notes that the peers at both ends of a cable, or of all plugged cables of
-// the host, are no longer those that will be there.
+// mark notes that the peers at both ends of a cable and of what is behind it, or
+// of all plugged cables of the host, are no longer those that will be there.
 func (h *Host) mark(only *Cable) {
-	for _, c := range h.rig.cables {
-		if only == nil && !c.has(h) || only != nil && c != only {
+	if only != nil {
+		only.trained()
+	}
+	for _, l := range h.rig.links {
+		if only == nil && !l.joins(h) || only != nil && !slices.Contains(l.cables, only) {
 			continue
 		}
-		for _, end := range c.ends() {
+		for _, end := range l.ends {
 			h.rig.mu.Lock()
-			if p := end.host.state.Peer(end.device()); p != nil {
+			if p := end.host.state.Peer(end.device); p != nil {
 				end.host.stale[p.Device] = p.Inode
 			}
 			h.rig.mu.Unlock()
 		}
-		c.trained()
+		l.last().trained()
 	}
 }
 
-// off notes that the host has lost its power.
+// off notes that the host has lost its power. The rig's lock is held.
 func (h *Host) off() {
-	h.rig.change(func() {
-		h.on, h.driver, h.seen, h.state = false, false, false, state.State{}
-		h.watch++ // what the old probe still says counts no more
-		clear(h.stale)
-	})
+	h.on, h.driver, h.seen, h.state, h.broken, h.lost = false, false, false, state.State{}, nil, ""
+	h.watch++ // what the old probe still says counts no more
+	clear(h.stale)
 }
 
 // Cut cuts the power: whatever is in memory is lost.
 func (h *Host) Cut() error {
 	h.mark(nil)
-	h.off()
+	h.rig.change(h.off)
 	return h.guest.Kill()
 }
 
 // PowerOff shuts the host down in good order.
 func (h *Host) PowerOff(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	h.mark(nil)
-	h.off()
+	h.rig.change(h.off)
 	return h.guest.PowerOff(ctx)
 }
 
@@ -397,8 +495,11 @@ func (h *Host) Boot(ctx context.Context) error {
 
 // Reboot restarts the host in good order; its power stays on.
 func (h *Host) Reboot(ctx context.Context) error {
+	if err := h.powered(); err != nil {
+		return err
+	}
 	h.mark(nil)
-	h.off()
+	h.rig.change(h.off)
 	if err := h.guest.Reboot(ctx); err != nil {
 		return err
 	}
@@ -426,24 +527,29 @@ func (h *Host) WaitXDomain(ctx context.Context, port int, name string) (state.Pe
 // WaitInterface waits until the host has a network interface towards the peer
 // behind a port, and returns it.
 func (h *Host) WaitInterface(ctx context.Context, port int) (state.Interface, error) {
-	return h.waitInterface(ctx, port, "an interface", func(state.Interface) string { return "" })
+	return h.waitInterface(ctx, h.Device(port), "an interface", func(state.Interface) string { return "" })
 }
 
 // WaitCarrier waits until the interface towards the peer behind a port is up at
-// both ends.
+// both ends. It takes up none: Cable.TakeUp does, and Cable.Address.
 func (h *Host) WaitCarrier(ctx context.Context, port int) (state.Interface, error) {
-	return h.waitInterface(ctx, port, "the carrier of the interface", func(n state.Interface) string {
-		if !n.Carrier {
-			return n.Name + " has no carrier"
-		}
-		return ""
-	})
+	return h.waitInterface(ctx, h.Device(port), "the carrier of the interface", noCarrier)
 }
 
-func (h *Host) waitInterface(ctx context.Context, port int, what string, missing func(state.Interface) string) (state.Interface, error) {
+func noCarrier(n state.Interface) string {
+	switch {
+	case n.Carrier:
+		return ""
+	case !n.Up:
+		return n.Name + " has no carrier: it is down, nobody has taken it up"
+	}
+	return n.Name + " has no carrier: it is up, and the other end is not"
+}
+
+func (h *Host) waitInterface(ctx context.Context, device, what string, missing func(state.Interface) string) (state.Interface, error) {
 	var found state.Interface
-	err := h.rig.Await(ctx, fmt.Sprintf("wait for %s behind port %d of host %s", what, port, h.Name()), func() string {
-		n := h.State().Peer(h.Device(port)).Interface()
+	err := h.rig.Await(ctx, fmt.Sprintf("wait for %s of %s on host %s", what, device, h.Name()), func() string {
+		n := h.State().Peer(device).Interface()
 		if n == nil {
 			return "there is no interface"
 		}

@@ -128,7 +128,15 @@ func (p *player) wait(ctx context.Context, s Step) error {
 	case whenPeer:
 		_, err = h.WaitXDomain(ctx, number, "")
 	case whenCarrier:
-		_, err = h.WaitCarrier(ctx, number)
+		// The hosts of a scenario do nothing of themselves: without this it would
+		// wait for ever.
+		var c *Cable
+		if c, err = p.rig.FindCable(port); err == nil {
+			err = c.TakeUp(ctx)
+		}
+		if err == nil {
+			_, err = h.WaitCarrier(ctx, number)
+		}
 	case whenNoPeer:
 		err = p.rig.Await(ctx, "wait until nothing is behind port "+port, func() string {
 			if h.State().Peer(h.Device(number)) != nil {

@@ -22,8 +22,8 @@ import (
 
 // Options say how a rig is brought up.
 type Options struct {
-	// Dir is where logs, sockets and the trace are kept; "" is a temporary
-	// directory that Close removes.
+	// Dir is where logs, sockets and the trace are kept; it is made, but not what is
+	// above it. "" is a temporary directory that Close removes, or the next rig if this process is killed.
 	Dir string
 	// Images says where kernels and tools are kept.
 	Images image.Options
@@ -41,18 +41,20 @@ type Options struct {
 
 // Rig is hosts and cables that are up.
 type Rig struct {
-	topology  Topology
-	options   Options
-	dir       string
-	temporary bool
-	fabric    *usb4.Fabric
-	trace     *usb4.Trace
-	lan       *lan
-	hosts     []*Host
-	cables    []*Cable
-	cancel    context.CancelFunc // of everything that serves
-	ctx       context.Context
-	serving   sync.WaitGroup
+	topology Topology
+	options  Options
+	dir      string
+	remove   func() error // dir, if it is temporary
+	fabric   *usb4.Fabric
+	trace    *usb4.Trace
+	lan      *lan
+	hosts    []*Host
+	cables   []*Cable
+	links    []*link            // who sees whom
+	hubs     []hubAt            // who shows which
+	cancel   context.CancelFunc // of everything that serves
+	ctx      context.Context
+	serving  sync.WaitGroup
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and made anew, at every change of what a host shows
@@ -66,6 +68,9 @@ type Rig struct {
 func Up(ctx context.Context, t Topology, o Options) (*Rig, error) {
 	t, err := t.complete()
 	if err != nil {
+		return nil, err
+	}
+	if err := t.checkDrivers(); err != nil {
 		return nil, err
 	}
 	if o.Log == nil {
@@ -101,6 +106,7 @@ func (r *Rig) up(ctx context.Context) error {
 		together = max(2, runtime.NumCPU())
 	}
 	turn := make(chan struct{}, together)
+	r.options.Log(fmt.Sprintf("booting %d hosts", len(r.hosts)))
 	return r.each(func(h *Host) error {
 		select {
 		case turn <- struct{}{}:
@@ -114,23 +120,24 @@ func (r *Rig) up(ctx context.Context) error {
 
 func (r *Rig) makeDir() error {
 	if r.dir = r.options.Dir; r.dir == "" {
-		// Short: it is part of the names of sockets.
-		dir, err := os.MkdirTemp("", "rig-")
-		if err != nil {
-			return fault.New(fault.FileIO, "make a directory for the rig", err, "")
-		}
-		r.dir, r.temporary = dir, true
-		return nil
+		var err error
+		r.dir, r.remove, err = guest.TempDir("")
+		return err
 	}
 	dir, err := filepath.Abs(r.dir)
 	if err == nil {
 		r.dir = dir
-		err = os.MkdirAll(dir, 0o755)
+		err = os.Mkdir(dir, 0o755)
 	}
-	if err != nil {
-		return fault.New(fault.FileIO, "make a directory for the rig", err, "").At(r.dir)
+	if err != nil && !isDir(dir) {
+		return fault.New(fault.FileIO, "make a directory for the logs of the rig", err, "the directory above it has to be there").At(r.dir)
 	}
 	return nil
+}
+
+func isDir(name string) bool {
+	st, err := os.Stat(name)
+	return err == nil && st.IsDir()
 }
 
 // images are what guests are made of.
@@ -158,10 +165,12 @@ func (r *Rig) images(ctx context.Context) (*images, error) {
 				return nil, err
 			}
 		}
-		if _, ok := i.boots[h.Kernel]; ok {
-			continue
+		if _, ok := i.boots[h.Kernel]; !ok {
+			if i.boots[h.Kernel], err = store.Boot(ctx, h.Kernel); err != nil {
+				return nil, err
+			}
 		}
-		if i.boots[h.Kernel], err = store.Boot(ctx, h.Kernel); err != nil {
+		if err := h.fits(i.boots[h.Kernel].Release); err != nil {
 			return nil, err
 		}
 	}
@@ -204,6 +213,11 @@ func (r *Rig) wire() error {
 			}
 		})
 	}
+	for _, spec := range r.topology.Hubs {
+		if _, err := r.fabric.AddHub(usb4.HubOptions{Name: spec.Name, Ports: spec.Ports, Lanes: spec.Lanes, Speed: spec.Speed}); err != nil {
+			return err
+		}
+	}
 	for i, spec := range r.topology.Cables {
 		a, err := r.port(spec.A)
 		if err != nil {
@@ -221,7 +235,7 @@ func (r *Rig) wire() error {
 		cable.trained()
 		r.cables = append(r.cables, cable)
 	}
-	return nil
+	return r.findLinks()
 }
 
 // logWriter passes lines on.
@@ -237,10 +251,14 @@ func (r *Rig) port(name string) (*usb4.Port, error) {
 	if err != nil {
 		return nil, err
 	}
+	var p *usb4.Port
 	if h := r.fabric.Host(host); h != nil {
-		if p := h.Port(port); p != nil {
-			return p, nil
-		}
+		p = h.Port(port)
+	} else if h := r.fabric.Hub(host); h != nil {
+		p = h.Port(port)
+	}
+	if p != nil {
+		return p, nil
 	}
 	return nil, fault.Newf(fault.Usage, "", "the rig has no port %s", name)
 }
@@ -368,12 +386,12 @@ func (r *Rig) Await(ctx context.Context, what string, missing func() string) err
 			return err
 		}
 		switch {
+		case closed: // and so nothing is missing
+			return fault.New(fault.LabFailed, what, errors.New("the rig has been taken down"), "")
 		case lack == "":
 			return nil
 		case failure != nil:
 			return fault.New(fault.LabFailed, what, failure, "")
-		case closed:
-			return fault.New(fault.LabFailed, what, errors.New("the rig has been taken down"), "")
 		}
 		select {
 		case <-changed:
@@ -411,8 +429,8 @@ func (r *Rig) Close() error {
 	if r.lan != nil {
 		err = errors.Join(err, r.lan.close())
 	}
-	if r.temporary {
-		err = errors.Join(err, os.RemoveAll(r.dir))
+	if r.remove != nil {
+		err = errors.Join(err, r.remove())
 	}
 	return err
 }

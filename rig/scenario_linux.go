@@ -32,7 +32,7 @@ type Scenario struct {
 // ScenarioRig is the shape, and what holds for all hosts and cables.
 type ScenarioRig struct {
 	Hosts  int    `toml:"hosts,omitempty"`  // default 2
-	Shape  string `toml:"shape,omitempty"`  // pair, chain, ring, mesh; none where [[cable]] says it all
+	Shape  string `toml:"shape,omitempty"`  // pair, chain, ring, mesh, hub; none where [[cable]] says it all
 	Cables int    `toml:"cables,omitempty"` // between two hosts that are joined, default 1
 	Kernel string `toml:"kernel,omitempty"` // backport, stable, debug
 	LAN    bool   `toml:"lan,omitempty"`
@@ -171,6 +171,16 @@ var needs = map[Action]struct{ host, cable, settles bool }{
 	DoTraffic: {cable: true},
 }
 
+// actions are the names of all actions.
+func actions() string {
+	var names []string
+	for a := range needs {
+		names = append(names, string(a))
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
 // Step is one thing that is done. It begins when the one before it has ended,
 // at the time At, After and When have come.
 type Step struct {
@@ -282,7 +292,11 @@ func ParseScenario(name string, b []byte) (Scenario, error) {
 		return wrong(0, err)
 	}
 	topology, err := s.Topology()
-	if err != nil {
+	var table *tableError
+	switch {
+	case errors.As(err, &table):
+		return wrong(lines.of(table.name, table.n), table.err)
+	case err != nil:
 		return wrong(lines.of("rig", 0), plain(err))
 	}
 	topology, err = topology.complete()
@@ -325,6 +339,17 @@ func decodeError(err error) (line int, what error) {
 	}
 	return 0, err
 }
+
+// tableError is what is wrong with the n-th table of a name.
+type tableError struct {
+	name string
+	n    int
+	err  error
+}
+
+func (e *tableError) Error() string { return e.err.Error() }
+
+func (e *tableError) Unwrap() error { return e.err }
 
 // tableLines are the lines of the tables of a file, by name.
 type tableLines map[string][]int
@@ -375,16 +400,16 @@ func ParseKernel(name string) (image.Kernel, error) {
 
 // shapes are the names of shapes.
 var shapes = map[string]func(hosts int, cables ...int) Topology{
-	"chain": Chain, "pair": Chain, "ring": Ring, "mesh": Mesh,
+	"chain": Chain, "pair": Chain, "ring": Ring, "mesh": Mesh, "hub": Hubbed,
 	"none": func(hosts int, _ ...int) Topology { return Topology{Hosts: make([]HostSpec, max(hosts, 0))} },
 }
 
-// Shape returns the topology of a name: pair, chain, ring, mesh, or none.
+// Shape returns the topology of a name: pair, chain, ring, mesh, hub, or none.
 func Shape(name string, hosts, cables int) (Topology, error) {
 	f, ok := shapes[name]
 	switch {
 	case !ok:
-		return Topology{}, fault.Newf(fault.Usage, "the shapes are pair, chain, ring, mesh and none", "there is no shape %q", name)
+		return Topology{}, fault.Newf(fault.Usage, "the shapes are pair, chain, ring, mesh, hub and none", "there is no shape %q", name)
 	case name == "pair" && hosts != 2:
 		return Topology{}, fault.Newf(fault.Usage, "choose another shape", "a pair has 2 hosts, not %d", hosts)
 	case hosts < 1 || hosts > MaxHosts:
@@ -422,14 +447,14 @@ func (s Scenario) Topology() (Topology, error) {
 		t.Hosts[i].Name = hostName(i)
 		s.Rig.HostOptions.apply(&t.Hosts[i])
 	}
-	for _, h := range s.Hosts {
+	for n, h := range s.Hosts {
 		i := slices.IndexFunc(t.Hosts, func(x HostSpec) bool { return x.Name == h.Name })
 		if i < 0 {
-			return t, fmt.Errorf("there is no host %q", h.Name)
+			return t, &tableError{"host", n, fmt.Errorf("there is no host %q; the hosts are %s", h.Name, strings.Join(t.Names(), ", "))}
 		}
 		h.HostOptions.apply(&t.Hosts[i])
 		if t.Hosts[i].Kernel, err = ParseKernel(h.Kernel); err != nil {
-			return t, err
+			return t, &tableError{"host", n, plain(err)}
 		}
 	}
 	for i := range t.Cables {
@@ -479,16 +504,20 @@ func (o CableOptions) options(unplugged bool) usb4.CableOptions {
 func (s Step) check(t Topology) error {
 	need, ok := needs[s.Do]
 	if !ok {
-		return fmt.Errorf("there is no action %q", s.Do)
+		return fmt.Errorf("there is no action %q; the actions are %s", s.Do, actions())
 	}
 	hasPort := func(port string) bool {
 		return slices.ContainsFunc(t.Cables, func(c CableSpec) bool { return c.A == port || c.B == port })
 	}
 	switch {
-	case need.host != (s.Host != ""):
-		return fmt.Errorf("%s: host is %q", s.Do, s.Host)
-	case need.cable != (s.Cable != ""):
-		return fmt.Errorf("%s: cable is %q", s.Do, s.Cable)
+	case need.host && s.Host == "":
+		return fmt.Errorf(`%s: needs a host = "a"`, s.Do)
+	case need.cable && s.Cable == "":
+		return fmt.Errorf(`%s: needs a cable = "a.0"`, s.Do)
+	case !need.host && s.Host != "":
+		return fmt.Errorf("%s: takes no host", s.Do)
+	case !need.cable && s.Cable != "":
+		return fmt.Errorf("%s: takes no cable", s.Do)
 	case s.Host != "" && !slices.ContainsFunc(t.Hosts, func(h HostSpec) bool { return h.Name == s.Host }):
 		return fmt.Errorf("there is no host %q", s.Host)
 	case s.Cable != "" && !hasPort(s.Cable):

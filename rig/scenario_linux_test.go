@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/rig/image"
+	"tbcluster/rig/state"
 	"tbcluster/rig/usb4"
 )
 
@@ -91,6 +93,57 @@ func TestScenarioIsRead(t *testing.T) {
 	}
 }
 
+// What the documentation shows is a scenario.
+func TestTheScenarioOfTheDocumentationIsRead(t *testing.T) {
+	b, err := os.ReadFile("../docs/rig.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(b), "\n## Scenarios\n")
+	var file strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "## ") {
+			break
+		}
+		if code, ok := strings.CutPrefix(line, "    "); ok {
+			file.WriteString(code)
+		}
+	}
+	s, err := ParseScenario("docs/rig.md", []byte(file.String()))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, file.String())
+	}
+	if len(s.Steps) != 4 || s.Steps[1].When != "carrier a.0" || len(s.Hosts) != 1 {
+		t.Errorf("it is read as %+v", s)
+	}
+}
+
+// The test of the documentation is one that runs.
+func TestTheTestOfTheDocumentationIsOurs(t *testing.T) {
+	page, err := os.ReadFile("../docs/rig.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := os.ReadFile("example_linux_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(ours), "package rig_test\n")
+	want := strings.ReplaceAll(strings.ReplaceAll(code, "\t", "    "), "\n", "\n    ")
+	want = strings.TrimRight(strings.ReplaceAll(want, "\n    \n", "\n\n"), " ")
+	if !strings.Contains(string(page), want) {
+		t.Errorf("docs/rig.md shows another test than example_linux_test.go:\n%s", want)
+	}
+}
+
+func TestAnInterfaceWithoutCarrierSaysWhy(t *testing.T) {
+	for want, n := range map[string]state.Interface{"": {Up: true, Carrier: true}, "nobody has taken it up": {}, "the other end is not": {Up: true}} {
+		if got := noCarrier(n); !strings.HasSuffix(got, want) || (got == "") != (want == "") {
+			t.Errorf("%+v: %q, not %q", n, got, want)
+		}
+	}
+}
+
 func TestScenarioSurvivesBeingWritten(t *testing.T) {
 	s, err := ParseScenario("x.toml", []byte(whole))
 	if err != nil {
@@ -111,16 +164,18 @@ func TestScenarioSurvivesBeingWritten(t *testing.T) {
 
 func TestScenarioErrorsNameTheirLine(t *testing.T) {
 	for text, want := range map[string]string{
-		"seed = 1\nsneed = 2\n":                                                    "x.toml:2): sneed does not exist",
-		"[rig]\nhosts = \"two\"\n":                                                 "x.toml:2)",
-		"[rig]\n\nshape = \"star\"\n":                                              "x.toml:1): there is no shape \"star\"",
-		"[rig]\nkernel = \"mine\"\n":                                               "x.toml:1): there is no kernel",
-		"[[cable]]\na = \"a.0\"\nb = \"b.0\"\nrate = \"fast\"\n":                   "x.toml:4)",
-		"[rig]\nlatency = \"-1s\"\n":                                               "x.toml:2)",
-		"[[step]]\ndo = \"plug\"\ncable = \"a.0\"\n\n[[step]]\ndo = \"dance\"\n":   "x.toml:5): there is no action \"dance\"",
+		"seed = 1\nsneed = 2\n":                                                  "x.toml:2): sneed does not exist",
+		"[rig]\nhosts = \"two\"\n":                                               "x.toml:2)",
+		"[rig]\n\nshape = \"star\"\n":                                            "x.toml:1): there is no shape \"star\"",
+		"[rig]\nkernel = \"mine\"\n":                                             "x.toml:1): there is no kernel",
+		"[[cable]]\na = \"a.0\"\nb = \"b.0\"\nrate = \"fast\"\n":                 "x.toml:4)",
+		"[rig]\nlatency = \"-1s\"\n":                                             "x.toml:2)",
+		"[[step]]\ndo = \"plug\"\ncable = \"a.0\"\n\n[[step]]\ndo = \"dance\"\n": "x.toml:5): there is no action \"dance\"; the actions are boot, crash,",
+		"[[step]]\ndo = \"plug\"\ncable = \"a.0\"\nhost = \"a\"\n":               "x.toml:1): plug: takes no host",
+
 		"[[step]]\ndo = \"plug\"\ncable = \"c.0\"\n":                               "x.toml:1): no cable ends in port",
-		"[[step]]\ndo = \"plug\"\n":                                                "x.toml:1): plug: cable is",
-		"[[step]]\ndo = \"crash\"\ncable = \"a.0\"\n":                              "x.toml:1): crash: host is",
+		"[[step]]\ndo = \"plug\"\n":                                                "x.toml:1): plug: needs a cable",
+		"[[step]]\ndo = \"crash\"\ncable = \"a.0\"\n":                              "x.toml:1): crash: needs a host",
 		"[[step]]\ndo = \"crash\"\nhost = \"z\"\n":                                 "x.toml:1): there is no host",
 		"[[step]]\ndo = \"run\"\nhost = \"a\"\n":                                   "x.toml:1): run: run and expect",
 		"[[step]]\ndo = \"run\"\nhost = \"a\"\nrun = [\"x\"]\nexpect = \"(\"\n":    "x.toml:1): expect:",
@@ -129,7 +184,7 @@ func TestScenarioErrorsNameTheirLine(t *testing.T) {
 		"[[step]]\ndo = \"nothing\"\nwhen = \"carrier q.0\"\n":                     "x.toml:1): when: no cable",
 		"# a [[step]] in a comment\ntext = \"\"\"\n[[step]]\n\"\"\"\n":             "x.toml:2)",
 		"[rig]\nhosts = 99\n":                                                      "a rig cannot have 99 hosts",
-		"[[host]]\nname = \"q\"\n":                                                 "there is no host \"q\"",
+		"[[host]]\nname = \"q\"\n":                                                 "x.toml:1): there is no host \"q\"; the hosts are a, b",
 		"[[cable]]\na = \"a.0\"\nb = \"b.0\"\n[[cable]]\na = \"a.0\"\nb = \"b.1\"": "two cables end in port a.0",
 	} {
 		_, err := ParseScenario("x.toml", []byte(text))

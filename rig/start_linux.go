@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"tbcluster/rig/image"
 )
 
 // TB is what Start needs of a test; *testing.T and *testing.B have it.
@@ -19,6 +21,7 @@ type TB interface {
 	Logf(format string, args ...any)
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
+	Skipf(format string, args ...any)
 }
 
 // bootPatience is how long a rig may take to come up, without the building of
@@ -28,7 +31,8 @@ const bootPatience = 20 * time.Minute
 // patience is how long hosts may take to find each other.
 const patience = 2 * time.Minute
 
-// Start brings up a rig for a test. When the test ends, everything does; a
+// Start brings up a rig for a test; the test is skipped where there can be none
+// (image.Unavailable). When the test ends, everything does; a
 // kernel report of any guest fails it, and a test that has failed shows the end
 // of each guest's kernel log. TBCLUSTER_RIG_LOGS names a directory in which the
 // logs of tests that failed are kept.
@@ -42,11 +46,21 @@ func StartWith(t TB, topology Topology, o Options) *Rig {
 	}
 	if o.Dir == "" {
 		if keep := os.Getenv("TBCLUSTER_RIG_LOGS"); keep != "" {
+			if err := os.MkdirAll(keep, 0o755); err != nil {
+				t.Fatalf("make the directory of TBCLUSTER_RIG_LOGS: %v", err)
+			}
 			o.Dir = filepath.Join(keep, strings.NewReplacer("/", "_", " ", "_").Replace(t.Name()))
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), bootPatience)
 	defer cancel()
+	store, err := image.Open(o.Images)
+	if err == nil {
+		_, err = store.Tools(ctx)
+	}
+	if image.Unavailable(err) {
+		t.Skipf("no virtual machines here: %v", err)
+	}
 	r, err := Up(ctx, topology, o)
 	if err != nil {
 		t.Fatalf("bring up the rig: %v", err)
@@ -198,7 +212,7 @@ func (c *Cable) heal(ctx context.Context) error {
 		c.Unplug()
 		return nil
 	}
-	if l, s := c.would(); l != lanes || s != speed { // it has to train again
+	if l, s := c.Trains(); l != lanes || s != speed { // it has to train again
 		return c.Flap(ctx, 0)
 	}
 	return nil

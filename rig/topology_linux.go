@@ -18,11 +18,17 @@ import (
 const (
 	MaxHosts = 16
 	MaxPorts = 15 // what usb4 gives a host
+
+	MinMemory = 256      // MiB: the initramfs is unpacked into it
+	MaxMemory = 64 << 10 // MiB
+	MaxCPUs   = 64       // more than a machine that emulates them has use for
+	MaxDisk   = 1 << 20  // MiB
 )
 
 // Topology says what a rig is made of.
 type Topology struct {
 	Hosts  []HostSpec
+	Hubs   []HubSpec
 	Cables []CableSpec
 	// Kernel is that of hosts that do not name one; "" is image.Backport.
 	Kernel image.Kernel
@@ -75,7 +81,7 @@ type HostSpec struct {
 	Allow []guest.Allowance
 }
 
-// CableSpec is one cable between two ports, "a.0" and "b.1".
+// CableSpec is one cable between two ports, "a.0" and "b.1", or "hub.1".
 type CableSpec struct {
 	A, B    string
 	Options usb4.CableOptions
@@ -158,6 +164,17 @@ func hostName(i int) string {
 	return "h" + strconv.Itoa(i+1)
 }
 
+// Names returns the names of the hosts.
+func (t Topology) Names() []string {
+	names := make([]string, len(t.Hosts))
+	for i, h := range t.Hosts {
+		if names[i] = h.Name; h.Name == "" {
+			names[i] = hostName(i)
+		}
+	}
+	return names
+}
+
 // Each returns a copy in which every host has been changed by f.
 func (t Topology) Each(f func(*HostSpec)) Topology {
 	t.Hosts = slices.Clone(t.Hosts)
@@ -180,6 +197,27 @@ func parsePort(s string) (host string, port int, err error) {
 		return "", 0, wrong
 	}
 	return s[:i], port, nil
+}
+
+// check refuses what no host can have.
+func (h HostSpec) check() error {
+	for _, v := range []struct {
+		name            string
+		value, min, max int // 0 stands for something else
+		unit            string
+	}{
+		{"memory", h.Memory, MinMemory, MaxMemory, " MiB"}, {"number of processors", h.CPUs, 1, MaxCPUs, ""},
+		{"disk", h.Disk, 1, MaxDisk, " MiB"}, {"number of ports", h.Ports, 1, MaxPorts, ""},
+		{"number of lanes", h.Lanes, 1, 2, ""}, {"version of USB4", h.Version, 1, 2, ""}, {"generation", int(h.Speed), 2, 4, ""},
+	} {
+		if v.value != 0 && (v.value < v.min || v.value > v.max) {
+			return fault.Newf(fault.Usage, fmt.Sprintf("choose %d to %d%s", v.min, v.max, v.unit), "host %s: the %s cannot be %d%s", h.Name, v.name, v.value, v.unit)
+		}
+	}
+	if h.Speed == usb4.Gen4 && (h.Version != 2 || h.Lanes == 1) {
+		return fault.Newf(fault.Usage, "choose version 2 of USB4, and two lanes", "host %s: generation 4 needs version 2 of USB4 and two lanes", h.Name)
+	}
+	return nil
 }
 
 // complete returns the topology with all defaults filled in, or what is wrong
@@ -211,13 +249,28 @@ func (t Topology) complete() (Topology, error) {
 				h.Memory = 1024
 			}
 		}
-		if h.Disk < 0 || h.Memory < 0 || h.CPUs < 0 || h.Ports < 0 {
-			return t, fault.Newf(fault.Usage, "", "host %s: a size is less than nothing", h.Name)
+		if err := h.check(); err != nil {
+			return t, err
 		}
 	}
+	hubs := slices.Clone(t.Hubs)
+	ports := map[string]*int{} // by host or hub
 	given := map[string]int{}
-	for _, h := range hosts {
-		given[h.Name] = h.Ports
+	for i := range hosts {
+		ports[hosts[i].Name], given[hosts[i].Name] = &hosts[i].Ports, hosts[i].Ports
+	}
+	for i := range hubs {
+		h := &hubs[i]
+		if h.Name == "" {
+			h.Name = hubName(i)
+		}
+		if ports[h.Name] != nil {
+			return t, fault.Newf(fault.Usage, "give each its own name", "two hosts or hubs of the rig are called %s", h.Name)
+		}
+		if h.Ports < 0 {
+			return t, fault.Newf(fault.Usage, "", "hub %s: a size is less than nothing", h.Name)
+		}
+		ports[h.Name], given[h.Name] = &h.Ports, h.Ports
 	}
 	taken := map[string]bool{}
 	for i := range cables {
@@ -228,17 +281,17 @@ func (t Topology) complete() (Topology, error) {
 			if err != nil {
 				return t, err
 			}
-			h := byName[name]
+			n := ports[name]
 			switch {
-			case h == nil:
-				return t, fault.Newf(fault.Usage, "the hosts are "+strings.Join(slices.Sorted(maps.Keys(byName)), ", "), "cable %s - %s: there is no host %s", c.A, c.B, name)
+			case n == nil:
+				return t, fault.Newf(fault.Usage, "the hosts are "+strings.Join(slices.Sorted(maps.Keys(ports)), ", "), "cable %s - %s: there is no host %s", c.A, c.B, name)
 			case taken[end]:
 				return t, fault.Newf(fault.Usage, "each port has one cable", "two cables end in port %s", end)
 			case port >= MaxPorts || given[name] > 0 && port >= given[name]:
 				return t, fault.Newf(fault.Usage, "ports count from 0", "cable %s - %s: host %s has no port %d", c.A, c.B, name, port)
 			}
 			taken[end] = true
-			h.Ports = max(h.Ports, port+1)
+			*n = max(*n, port+1)
 			ends[j] = name
 		}
 		if ends[0] == ends[1] {
@@ -248,6 +301,9 @@ func (t Topology) complete() (Topology, error) {
 	for i := range hosts {
 		hosts[i].Ports = max(hosts[i].Ports, 1)
 	}
-	t.Hosts, t.Cables = hosts, cables
+	for i := range hubs {
+		hubs[i].Ports = max(hubs[i].Ports, 2)
+	}
+	t.Hosts, t.Hubs, t.Cables = hosts, hubs, cables
 	return t, nil
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"tbcluster/rig/image"
+	"tbcluster/rig/usb4"
 )
 
 func TestShapesJoinTheHostsThatTheyName(t *testing.T) {
@@ -69,7 +70,10 @@ func TestTopologyRefuses(t *testing.T) {
 		{func(t *Topology) { t.Hosts = nil }, "0 hosts"},
 		{func(t *Topology) { t.Hosts = make([]HostSpec, MaxHosts+1) }, "17 hosts"},
 		{func(t *Topology) { t.Hosts[1].Name = "a" }, "two hosts"},
-		{func(t *Topology) { t.Hosts[0].Disk = -1 }, "less than nothing"},
+		{func(t *Topology) { t.Hosts[0].Disk = -1 }, "the disk cannot be -1 MiB"},
+		{func(t *Topology) { t.Hosts[1].Memory = 1 }, "host b: the memory cannot be 1 MiB"},
+		{func(t *Topology) { t.Hosts[1].CPUs = 65 }, "processors cannot be 65"},
+		{func(t *Topology) { t.Hosts[1].Speed = usb4.Gen4 }, "generation 4 needs version 2"},
 		{func(t *Topology) { t.Cables[0].B = "c.0" }, "there is no host c"},
 		{func(t *Topology) { t.Cables[0].B = "a.1" }, "leads back"},
 		{func(t *Topology) { t.Cables = append(t.Cables, t.Cables[0]) }, "two cables end in port a.0"},

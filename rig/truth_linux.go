@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"tbcluster/rig/state"
@@ -24,14 +25,13 @@ type want struct {
 // The rig's lock is held.
 func (h *Host) truth() []want {
 	var list []want
-	for _, c := range h.rig.cables {
-		ends := c.ends()
-		for i, e := range ends {
-			far := ends[1-i].host
-			if e.host != h || !c.Plugged() || !far.on {
+	for _, l := range h.rig.links {
+		for i, e := range l.ends {
+			far, c := l.ends[1-i].host, l.last()
+			if e.host != h || !plugged(l.cables) || !far.on {
 				continue
 			}
-			w := want{device: e.device(), name: far.Name(), lanes: c.lanes, gbps: float64(c.speed.Gbps()), sure: far.driver}
+			w := want{device: e.device, name: far.Name(), lanes: c.lanes, gbps: float64(c.speed.Gbps()), sure: far.driver}
 			if len(far.state.Domains) > 0 {
 				w.uuid = far.state.Domains[0].UUID
 			}
@@ -41,8 +41,19 @@ func (h *Host) truth() []want {
 	return list
 }
 
+// routers returns the hubs that a host has to show.
+func (h *Host) routers() []string {
+	var list []string
+	for _, hub := range h.rig.hubs {
+		if hub.host == h && plugged(hub.cables) {
+			list = append(list, hub.device)
+		}
+	}
+	return list
+}
+
 // differences compares what a host shows with what it has to show.
-func differences(host string, s state.State, driver bool, wants []want, stale map[string]uint64) []string {
+func differences(host string, s state.State, driver bool, wants []want, routers []string, stale map[string]uint64) []string {
 	var list []string
 	differ := func(format string, args ...any) { list = append(list, host+": "+fmt.Sprintf(format, args...)) }
 	if s.Driver != driver {
@@ -60,7 +71,14 @@ func differences(host string, s state.State, driver bool, wants []want, stale ma
 		differ("its own router has no UUID")
 	}
 	for _, o := range d.Others {
-		differ("%s is a router, and there is none", o)
+		if !slices.Contains(routers, o) {
+			differ("%s is a router, and there is none", o)
+		}
+	}
+	for _, o := range routers {
+		if !slices.Contains(d.Others, o) {
+			differ("the hub %s is missing", o)
+		}
 	}
 	expected := map[string]bool{}
 	for _, w := range wants {
@@ -89,7 +107,7 @@ func differences(host string, s state.State, driver bool, wants []want, stale ma
 	}
 	for _, p := range d.Peers {
 		if !expected[p.Device] {
-			differ("%s (%s) is there, and nothing is plugged", p.Device, p.Name)
+			differ("%s (%s) is there, and behind that port is no host that is on", p.Device, p.Name)
 		}
 	}
 	return list
@@ -108,7 +126,7 @@ func (r *Rig) Differences() []string {
 			list = append(list, h.Name()+": the probe has ended: "+h.broken.Error())
 			continue
 		}
-		list = append(list, differences(h.Name(), h.state, h.driver, h.truth(), h.stale)...)
+		list = append(list, differences(h.Name(), h.state, h.driver, h.truth(), h.routers(), h.stale)...)
 	}
 	return list
 }
@@ -116,8 +134,26 @@ func (r *Rig) Differences() []string {
 // Settle waits until all hosts that are on show the truth of the fabric: the
 // right peers, by name and UUID, behind the right ports, with the lanes and the
 // speed of the cable and a network interface, and nothing else.
+//
+// A host whose QEMU has ended, and nobody had it do so, is an error at once.
 func (r *Rig) Settle(ctx context.Context) error {
-	return r.Await(ctx, "wait until all hosts show what is plugged", func() string {
+	lost := func() error {
+		for _, h := range r.hosts {
+			if h.Lost() != "" {
+				return h.powered()
+			}
+		}
+		return nil
+	}
+	var gone error
+	err := r.Await(ctx, "wait until all hosts show what is plugged", func() string {
+		if gone = lost(); gone != nil {
+			return ""
+		}
 		return strings.Join(r.Differences(), "; ")
 	})
+	if gone != nil {
+		return gone
+	}
+	return err
 }

@@ -26,7 +26,8 @@ type line struct {
 
 // changes says in words what differs between two states, one line per change,
 // worst news with the rest in a fixed order: nodes, cables, transfers,
-// instances, models, findings. Before may be nil: then it is what there is.
+// instances, models, findings. Before may be nil: then it is what there is, less
+// transfers that have ended.
 // Numbers that move all the time (rates, round trips, memory) are no change.
 func changes(before, after *pb.ClusterState) []line {
 	var out []line
@@ -35,7 +36,8 @@ func changes(before, after *pb.ClusterState) []line {
 	}
 	names := newSnapshot(after)
 	earlier := newSnapshot(&pb.ClusterState{})
-	if before != nil {
+	first := before == nil
+	if !first {
 		earlier = newSnapshot(before)
 	} else {
 		before = &pb.ClusterState{}
@@ -67,6 +69,9 @@ func changes(before, after *pb.ClusterState) []line {
 	}, func(l *pb.Link) { add(plainInk, "cable %s: gone", linkName(l)) })
 
 	diff(before.GetTransfers(), after.GetTransfers(), func(was, is *pb.Transfer) {
+		if first && isOver(is.GetState()) {
+			return // that was long ago
+		}
 		w := say(transferWords, is.GetState())
 		tenth := percent(is.GetDoneBytes(), is.GetTotalBytes()) / 10
 		moved := was != nil && is.GetState() == pb.TransferState_TRANSFER_STATE_COPYING &&
@@ -254,8 +259,13 @@ func transferLabel(t *pb.Transfer) string {
 }
 
 func transferTo(s *snapshot, t *pb.Transfer) string {
-	if t.GetDestinationNodeId() != "" {
-		return s.nodeName(t.GetDestinationNodeId())
+	id := t.GetDestinationNodeId()
+	// A node that is not listed any more has its name in what was asked for.
+	if node, _, ok := strings.Cut(t.GetDestination(), ":"); ok && node != "" && id != "" && s.node[id] == nil {
+		return node
+	}
+	if id != "" {
+		return s.nodeName(id)
 	}
 	return t.GetDestination()
 }

@@ -47,6 +47,30 @@ func (p *paper) until(t *testing.T, text string) {
 	}
 }
 
+func TestWhatEndedLongAgoIsNoChange(t *testing.T) {
+	s := &pb.ClusterState{Nodes: []*pb.Node{{Id: "n0", Name: "alpha"}}, Transfers: []*pb.Transfer{
+		{Id: "old", Sources: []string{"alpha:old"}, Destination: "beta:x", DestinationNodeId: "n1", State: pb.TransferState_TRANSFER_STATE_DONE},
+		{Id: "new", Sources: []string{"alpha:new"}, Destination: "beta:x", DestinationNodeId: "n1", State: pb.TransferState_TRANSFER_STATE_COPYING},
+	}}
+	copies := func(before *pb.ClusterState) string {
+		var out []string
+		for _, l := range changes(before, s) {
+			if strings.HasPrefix(l.text, "copy ") {
+				out = append(out, l.text)
+			}
+		}
+		return strings.Join(out, "\n")
+	}
+	// Beta is not listed any more, and has a name all the same.
+	if got := copies(nil); strings.Contains(got, "old") || !strings.HasPrefix(got, "copy new → beta: copying") {
+		t.Errorf("at first it says\n%s", got)
+	}
+	before := &pb.ClusterState{Nodes: s.Nodes}
+	if got := copies(before); !strings.Contains(got, "copy old → beta: done") {
+		t.Errorf("of what ended since it says\n%s", got)
+	}
+}
+
 func TestPlainPrintsOneLinePerChangeAndStops(t *testing.T) {
 	a := newAgent(t, load(t, "three"))
 	p := &paper{wrote: make(chan struct{}, 1)}

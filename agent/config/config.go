@@ -160,6 +160,9 @@ func decodeFault(path string, err error) error {
 		f.Where = fmt.Sprintf("%s line %d", path, row)
 		f.Why = strings.TrimPrefix(de.Error(), "toml: ")
 		if k := strings.Join(de.Key(), "."); k != "" {
+			if want := kindWords[kindOf(k)]; want != "" && strings.HasPrefix(f.Why, "cannot decode TOML") {
+				f.Why = "expected " + want
+			}
 			f.Why = k + ": " + f.Why
 			return f.With("key", k)
 		}
@@ -167,6 +170,20 @@ func decodeFault(path string, err error) error {
 	}
 	f.Why = err.Error()
 	return f
+}
+
+// kindWords say how a value of each kind is written.
+var kindWords = map[string]string{
+	"text": `text in quotes, as in "…"`, "number": "a number", "yes or no": "true or false", "list of text": `a list of text, as in ["…", "…"]`,
+}
+
+func kindOf(key string) string {
+	for _, k := range Keys {
+		if k.Name == key {
+			return k.Kind
+		}
+	}
+	return ""
 }
 
 // suggestion names a known key that starts alike or holds the same words.
@@ -215,7 +232,8 @@ func (c Config) check() (key, why string) {
 			}
 			host = h
 		}
-		if host == "" || strings.ContainsAny(host, " /@") {
+		_, noAddr := netip.ParseAddr(strings.Trim(host, "[]"))
+		if host == "" || strings.ContainsAny(host, " /@") || strings.Contains(host, ":") && noAddr != nil {
 			return "peers", fmt.Sprintf("%q is no host", p)
 		}
 	}
@@ -292,6 +310,12 @@ func (c Config) check() (key, why string) {
 // maxSpares bounds how many blocks two nodes try one after the other.
 const maxSpares = 3
 
+// unusable are ranges from which no machine's interface can have an address.
+var unusable = map[string]string{
+	"0.0.0.0/8": "this network", "127.0.0.0/8": "the loopback", "169.254.0.0/16": "addresses that machines give themselves",
+	"224.0.0.0/4": "multicast", "240.0.0.0/4": "no use yet",
+}
+
 func checkBlock(text string) (why string) {
 	b, err := netip.ParsePrefix(text)
 	if err != nil || !b.Addr().Is4() || b.Bits() < 8 || b.Bits() > 24 {
@@ -299,6 +323,11 @@ func checkBlock(text string) (why string) {
 	}
 	if b != b.Masked() {
 		return fmt.Sprintf("%q has bits set behind its prefix: %s is meant?", text, b.Masked())
+	}
+	for r, what := range unusable {
+		if netip.MustParsePrefix(r).Overlaps(b) {
+			return fmt.Sprintf("%q holds some of %s, which is for %s: a private range such as %q is meant?", text, r, what, Default().AddressBlock)
+		}
 	}
 	return ""
 }

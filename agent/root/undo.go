@@ -4,11 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
+	"tbcluster/api/fault"
+	"tbcluster/host"
 	"tbcluster/host/proc"
 )
+
+// Left lists the changes of the machine that the agent whose state is in stateDir
+// made and nobody undid. Only root may read them.
+func Left(ctx context.Context, h host.Host, stateDir string) ([]string, error) {
+	c, err := openChanges(ctx, h, nil, filepath.Join(stateDir, "root", "changes.json"))
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, ch := range c.applied() {
+		left = append(left, ch.String())
+	}
+	return left, nil
+}
 
 // undoGrace is how long a rank may take to end by itself, above what its engine
 // is given.
@@ -35,6 +54,25 @@ func (s *Server) Undo(ctx context.Context) (undone []string, err error) {
 		undone = append(undone, "undone: "+c.String())
 	}
 	return undone, err
+}
+
+// RemoveSockets removes the sockets of an agent that is gone from its run directory,
+// and nothing else there.
+func RemoveSockets(dir string) (err error) {
+	for _, name := range []string{string(SocketAPI), string(SocketGateway), vouchSocket} {
+		path := filepath.Join(dir, name)
+		info, serr := os.Lstat(path)
+		switch {
+		case errors.Is(serr, fs.ErrNotExist), serr == nil && info.Mode().Type() != fs.ModeSocket:
+			continue
+		case serr == nil:
+			serr = os.Remove(path)
+		}
+		if serr != nil {
+			err = errors.Join(err, fault.New(fault.FileIO, "remove a socket of the agent that is gone", serr, "remove it by hand").At(path))
+		}
+	}
+	return err
 }
 
 // endOne ends a rank, kills it when it does not, and removes what it left.

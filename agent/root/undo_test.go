@@ -3,6 +3,7 @@ package root
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,6 +57,36 @@ func TestUndoEndsRanksAndTakesBackChanges(t *testing.T) {
 	}
 	if undone, err := again.server.Undo(t.Context()); err != nil || len(undone) != 0 {
 		t.Errorf("a second time it undoes %q, %v", undone, err)
+	}
+}
+
+func TestOnlyTheSocketsOfAnAgentThatIsGoneAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{string(SocketAPI), vouchSocket, "other.sock"} {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false) // as of a process that was killed
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, string(SocketGateway)), nil, 0o600); err != nil { // no socket
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := RemoveSockets(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var left []string
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if want := []string{string(SocketGateway), "other.sock"}; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left are %q, want %q: %v", left, want, err)
 	}
 }
 

@@ -16,6 +16,9 @@ import (
 	"tbcluster/api/fault"
 )
 
+// defaultName is that of a rig that was given none.
+const defaultName = "default"
+
 // globals are the edges of the process.
 type globals struct {
 	in          *os.File
@@ -32,6 +35,14 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 // notef writes a remark to standard error, where progress goes.
 func (g *globals) notef(format string, args ...any) {
 	fmt.Fprintf(g.errOut, "rig: "+format+"\n", args...)
+}
+
+// command is a command line for a person to type, on the rig that is meant.
+func (g *globals) command(words ...string) string {
+	if g.name != defaultName {
+		words = append([]string{"--name", g.name}, words...)
+	}
+	return "`tbcluster-rig " + strings.Join(words, " ") + "`"
 }
 
 // terminal reports whether a person sits at both ends.
@@ -64,18 +75,19 @@ takes a few minutes and 2 GB.`,
 		RunE:             func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.PersistentFlags().StringVar(&g.name, "name", "default", "name of the rig; any number stand side by side")
+	root.PersistentFlags().StringVar(&g.name, "name", defaultName, "name of the rig; any number stand side by side")
 	root.SetIn(g.in)
 	root.SetOut(g.out)
 	root.SetErr(g.errOut)
-	root.AddCommand(newUpCommand(g), newRunCommand(g), newWalkCommand(g), newBuildCommand(g))
+	root.AddCommand(newUpCommand(g), newRunCommand(g), newWalkCommand(g), newBuildCommand(g), newModuleCommand(g))
 	root.AddCommand(newRemoteCommands(g)...)
 	root.SetArgs(args)
-	return g.report(root.ExecuteContext(ctx))
+	cmd, err := root.ExecuteContextC(ctx)
+	return g.report(err, cmd)
 }
 
 // report prints an error and returns the exit code for it.
-func (g *globals) report(err error) int {
+func (g *globals) report(err error, cmd *cobra.Command) int {
 	if err == nil {
 		return fault.ExitOK
 	}
@@ -87,6 +99,11 @@ func (g *globals) report(err error) int {
 	if f == nil {
 		fmt.Fprintf(g.errOut, "tbcluster-rig: %v\n", err)
 		if !g.entered {
+			how := "write: " + cmd.UseLine()
+			if cmd.HasSubCommands() {
+				how = "`" + cmd.CommandPath() + " --help` lists the commands"
+			}
+			fmt.Fprintf(g.errOut, "  %s\n", how)
 			return fault.ExitUsage
 		}
 		return fault.ExitInternal

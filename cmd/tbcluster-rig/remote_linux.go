@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,6 +22,12 @@ import (
 	"tbcluster/host/sock"
 	"tbcluster/rig/usb4"
 )
+
+// maxOut is how long a flap may have a cable out: what takes longer is an unplug.
+const maxOut = time.Hour
+
+// traceWords are what a trace can be told.
+var traceWords = []string{"control", "registers"}
 
 // newRemoteCommands are those on a rig that runs.
 func newRemoteCommands(g *globals) []*cobra.Command {
@@ -32,7 +41,9 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 	guest := &cobra.Command{
 		Use:   "guest HOST [-- COMMAND...]",
 		Short: "Run a command in a host, or a shell",
-		Args:  cobra.MinimumNArgs(1),
+		Long: `Without a command it is a shell. What comes after HOST is the command, word for
+word; "--" before it may be left out.`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 && args[1] == "--" {
 				args = append(args[:1:1], args[2:]...)
@@ -44,25 +55,12 @@ func newRemoteCommands(g *globals) []*cobra.Command {
 	flap := &cobra.Command{Use: "flap PORT", Short: "Pull a cable and plug it in again", Args: cobra.ExactArgs(1)}
 	out := flap.Flags().Duration("out", 200*time.Millisecond, "how long it is out")
 	flap.RunE = func(cmd *cobra.Command, args []string) error {
+		if *out < 0 || *out > maxOut {
+			return fault.Newf(fault.Usage, fmt.Sprintf("choose 0s to %v", maxOut), "--out cannot be %v", *out)
+		}
 		return ask(cmd.Context(), g, request{Verb: "flap", Args: args, Out: *out})
 	}
-	wire := &cobra.Command{
-		Use: "wire PORT", Short: "Show how a cable behaves, or change it", Args: cobra.ExactArgs(1),
-		Long: `Without a flag it shows how the cable behaves. With flags the cable behaves from
-now on as they say and is perfect in all else.`,
-	}
-	var flags wireFlags
-	flags.add(wire.Flags())
-	wire.RunE = func(cmd *cobra.Command, args []string) error {
-		q := request{Verb: "wire", Args: args}
-		if cmd.Flags().NFlag() > 0 {
-			q.Wire = &usb4.CableOptions{}
-			if err := flags.apply(q.Wire); err != nil {
-				return err
-			}
-		}
-		return ask(cmd.Context(), g, q)
-	}
+	wire := newWireCommand(g)
 	port := cobra.ExactArgs(1)
 	return []*cobra.Command{
 		guest, flap, wire,
@@ -70,7 +68,14 @@ now on as they say and is perfect in all else.`,
 		simple("unplug PORT", "Pull the cable that ends in a port", port),
 		simple("counters", "Show the counters of cables, rings and paths", cobra.NoArgs),
 		simple("status", "Show cables, hosts, and what their kernels see", cobra.NoArgs),
-		simple("trace [control|registers]", "Write what happens on the cables until ^C; control leaves out frames, registers adds those of the host interface", cobra.MaximumNArgs(2)),
+		simple("trace [control|registers]", "Write what happens on the cables until ^C; control leaves out frames, registers adds those of the host interface", cobra.MatchAll(cobra.MaximumNArgs(2), func(_ *cobra.Command, args []string) error {
+			for _, a := range args {
+				if !slices.Contains(traceWords, a) {
+					return fault.Newf(fault.Usage, "the words are "+strings.Join(traceWords, " and "), "trace %s: there is no such word", a)
+				}
+			}
+			return nil
+		})),
 		simple("settle", "Wait until all kernels show what is plugged", cobra.NoArgs),
 		simple("cut HOST", "Cut the power of a host", port),
 		simple("boot HOST", "Switch on a host that is off", port),
@@ -78,6 +83,27 @@ now on as they say and is perfect in all else.`,
 		simple("dmesg HOST", "Show the kernel's log of a host", port),
 		simple("down", "End the rig", cobra.NoArgs),
 	}
+}
+
+func newWireCommand(g *globals) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "wire PORT", Short: "Show how a cable behaves, or change it", Args: cobra.ExactArgs(1),
+		Long: `Without a flag it shows how the cable behaves. With flags the cable behaves from
+now on as they say and is perfect in all else.`,
+	}
+	var flags wireFlags
+	flags.add(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		q := request{Verb: "wire", Args: args}
+		if flags.given() {
+			q.Wire = &usb4.CableOptions{}
+			if err := flags.apply(q.Wire); err != nil {
+				return err
+			}
+		}
+		return ask(cmd.Context(), g, q)
+	}
+	return cmd
 }
 
 // ask sends a request to the rig and waits for its end. What it prints comes
@@ -88,8 +114,11 @@ func ask(ctx context.Context, g *globals, q request) error {
 		return err
 	}
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return fault.New(fault.NoAgent, "find the rig "+g.name, err, "`tbcluster-rig up` makes one").At(path)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fault.Newf(fault.NoAgent, g.command("up")+" makes it anew", "the rig %s was killed", g.name)
+	case err != nil:
+		return fault.New(fault.NoAgent, "find the rig "+g.name, err, g.command("up")+" makes one; --name says which is meant").At(path)
 	}
 	defer conn.Close()
 	// Our own standard input may be a terminal, of which the rig must not take a
@@ -143,6 +172,9 @@ func ask(ctx context.Context, g *globals, q request) error {
 		return fault.New(fault.Connection, "hear from the rig "+g.name, err, "it may have been taken down")
 	}
 	switch {
+	case a.Fault != nil && a.Fault.Reason == fault.NodeDown && a.Fault.Meta["node"] != "":
+		a.Fault.Fix = g.command("boot", a.Fault.Meta["node"]) + " switches it on"
+		return a.Fault
 	case a.Fault != nil:
 		return a.Fault
 	case a.Exit != 0:

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -42,20 +47,43 @@ func invocation(t *testing.T, ctx context.Context, input string, args ...string)
 	return code, read(o), read(e)
 }
 
-// notice is told when a text has been written to it.
-type notice struct {
-	wanted string
-	seen   chan struct{}
+// notices are told when a text has been written to them.
+type notices struct {
+	mu     sync.Mutex
+	wanted map[string]chan struct{} // closed then
 	b      bytes.Buffer
 }
 
-func (n *notice) Write(b []byte) (int, error) {
-	before := strings.Contains(n.b.String(), n.wanted)
+func (n *notices) Write(b []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.b.Write(b)
-	if !before && strings.Contains(n.b.String(), n.wanted) {
-		close(n.seen)
+	for text, seen := range n.wanted {
+		if strings.Contains(n.b.String(), text) {
+			close(seen)
+			delete(n.wanted, text)
+		}
 	}
 	return len(b), nil
+}
+
+func (n *notices) String() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.b.String()
+}
+
+// machineOf is the process of the QEMU of a host.
+func machineOf(t *testing.T, name string) int {
+	t.Helper()
+	for _, pid := range children(t, os.Getpid()) {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+		if err == nil && strings.Contains(string(b), " rig.name="+name) {
+			return pid
+		}
+	}
+	t.Fatalf("there is no QEMU of host %s", name)
+	return 0
 }
 
 func TestCommandsOnARunningRig(t *testing.T) {
@@ -68,15 +96,16 @@ func TestCommandsOnARunningRig(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	up := &notice{wanted: "it stays up", seen: make(chan struct{})}
+	seen, killed := make(chan struct{}), make(chan struct{})
+	up := &notices{wanted: map[string]chan struct{}{"it stays up": seen, "host b's QEMU ended (signal: killed)": killed}}
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(t.Context(), &globals{in: null, out: &bytes.Buffer{}, errOut: up}, strings.Fields("up --lanes 1"))
 	}()
 	select {
-	case <-up.seen:
+	case <-seen:
 	case code := <-ended:
-		t.Fatalf("it ended with %d: %s", code, up.b.String())
+		t.Fatalf("it ended with %d: %s", code, up.String())
 	}
 	for _, c := range []struct {
 		args  []string
@@ -92,14 +121,20 @@ func TestCommandsOnARunningRig(t *testing.T) {
 		{args: []string{"guest", "z", "true"}, code: 3, want: "the hosts are a, b"},
 		{args: []string{"unplug", "z.0"}, code: 1, want: "the cables are a.0 - b.0"},
 		{args: []string{"unplug", "b.0"}},
+		{args: []string{"unplug", "a.0"}, want: "the cable a.0 - b.0 is out already\n"},
 		{args: []string{"settle"}},
-		{args: []string{"status"}, want: "unplugged"},
+		{args: []string{"status"}, want: "unplugged\n"},
 		{args: []string{"plug", "a.0"}},
+		{args: []string{"plug", "b.0"}, want: "plugged in already\n"},
+		{args: []string{"boot", "b"}, want: "host b is on already\n"},
 		{args: []string{"settle"}},
 		{args: []string{"flap", "a.0", "--out", "10ms"}},
 		{args: []string{"settle"}},
 		{args: []string{"wire", "a.0", "--rate", "100mbit"}},
-		{args: []string{"wire", "a.0"}, want: "Rate:100000000"},
+		{args: []string{"wire", "a.0"}, want: "cable a.0 - b.0: rate 100 Mb/s\n"},
+		{args: []string{"--name", "default", "wire", "a.0"}, want: "rate 100 Mb/s"}, // it shows,
+		{args: []string{"wire", "a.0"}, want: "rate 100 Mb/s"},                      // and changed nothing
+		{args: []string{"status"}, want: "cable a.0 - b.0    up, rate 100 Mb/s\n"},
 		{args: []string{"counters"}, want: "a.0 > b.0"},
 		{args: []string{"reload", "a"}},
 		{args: []string{"settle"}},
@@ -107,7 +142,10 @@ func TestCommandsOnARunningRig(t *testing.T) {
 		{args: []string{"up"}, code: 5, want: "a rig called default runs"},
 		{args: []string{"cut", "b"}},
 		{args: []string{"settle"}},
-		{args: []string{"status"}, want: "host b             off"},
+		{args: []string{"status"}, want: "host b             off\n"},
+		{args: []string{"guest", "b", "true"}, code: 7, want: "tbcluster-rig: host b is off\n  `tbcluster-rig boot b` switches it on\n"},
+		{args: []string{"reload", "b"}, code: 7, want: "tbcluster-rig: host b is off\n  `tbcluster-rig boot b` switches it on\n"},
+		{args: []string{"dmesg", "b"}, code: 7, want: "`tbcluster-rig boot b` switches it on\n"},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		code, out, errOut := invocation(t, ctx, c.input, c.args...)
@@ -132,11 +170,52 @@ func TestCommandsOnARunningRig(t *testing.T) {
 	if out := <-traced; !strings.Contains(out, "XDOMAIN") {
 		t.Errorf("the trace has no packet between the hosts:\n%.2000s", out)
 	}
+	// A QEMU that somebody else ends is noticed.
+	if err := syscall.Kill(machineOf(t, "b"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-killed:
+	case <-time.After(time.Minute):
+		t.Errorf("nobody says that the QEMU of host b was killed: %s", up)
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"settle"}, 7, "host b is off: its QEMU ended (signal: killed)"},
+		{[]string{"status"}, 0, "host b             off: its QEMU ended (signal: killed)\n"},
+		{[]string{"boot", "b"}, 0, ""},
+		{[]string{"guest", "b", "true"}, 0, ""},
+	} {
+		if code, out, errOut := invocation(t, t.Context(), "", c.args...); code != c.code || !strings.Contains(out+errOut, c.want) {
+			t.Errorf("%v: exit code %d, %q and %q", c.args, code, out, errOut)
+		}
+	}
+	// What is not done when the rig is taken down, fails.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	refused := make(chan int, 1)
+	go func() {
+		defer w.Close()
+		refused <- run(t.Context(), &globals{in: null, out: w, errOut: w}, []string{"guest", "a", "sh", "-c", "echo begun; sleep 1000"})
+	}()
+	said := bufio.NewReader(r)
+	if line, err := said.ReadString('\n'); line != "begun\n" {
+		t.Errorf("a command in host a says %q: %v", line, err)
+	}
 	if code, _, errOut := invocation(t, t.Context(), "", "down"); code != 0 {
 		t.Errorf("down: %s", errOut)
 	}
+	if rest, err := io.ReadAll(said); <-refused != 2 || !strings.Contains(string(rest), "the rig was taken down") {
+		t.Errorf("a command that was not over says %q: %v", rest, err)
+	}
 	if code := <-ended; code != 0 {
-		t.Errorf("the rig ended with %d: %s", code, up.b.String())
+		t.Errorf("the rig ended with %d: %s", code, up.String())
 	}
 	if code, _, _ := invocation(t, t.Context(), "", "status"); code != 2 {
 		t.Errorf("a rig that is down has a status: exit code %d", code)

@@ -28,7 +28,8 @@ func newRunCommand(g *globals) *cobra.Command {
 ends at the first step that fails, and when a kernel reports a fault of its own.
 
 --record writes the scenario as it was played: when each step began, how long it
-took, what it came to. That file is a scenario again, with the same times.`,
+took, what it came to. That file is a scenario again, with the same times; it has
+no comments.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runScenario(cmd.Context(), o, args[0]) },
 	}
@@ -46,6 +47,9 @@ func runScenario(ctx context.Context, o *runOptions, name string) (err error) {
 	s, err := rig.ParseScenario(name, b)
 	if err != nil {
 		return err
+	}
+	if len(s.Steps) == 0 {
+		return fault.New(fault.ConfigInvalid, "read a scenario", errors.New("it has no steps"), "docs/rig.md describes [[step]]; `tbcluster-rig up` brings up a rig and does nothing to it").At(name)
 	}
 	tracer, done, err := openTrace(o.g, o.trace)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"tbcluster/api/fault"
@@ -76,24 +77,65 @@ type server struct {
 	listener *net.UnixListener
 }
 
-// listen takes the name of a rig.
-func listen(name string) (*server, error) {
-	path, err := socketPath(name)
+// listen takes the name of a rig. First it removes the sockets of rigs that were
+// killed, and returns their names.
+func (g *globals) listen() (s *server, killed []string, err error) {
+	path, err := socketPath(g.name)
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err := lockDir(filepath.Dir(path))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
+	if killed, err = removeKilled(filepath.Dir(path)); err != nil {
+		return nil, nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, nil, fault.Newf(fault.NodeInUse, g.command("down")+" ends it; --name makes another", "a rig called %s runs", g.name)
+	}
+	if err != nil {
+		return nil, nil, fault.New(fault.FileIO, "listen to other commands", err, "").At(path)
+	}
+	return &server{path: path, listener: l}, killed, nil
+}
+
+// lockDir keeps others from looking at sockets that do not listen yet.
+func lockDir(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err == nil {
+		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fault.New(fault.FileIO, "lock the directory of the rigs' sockets", err, "").At(dir), f.Close())
+	}
+	return func() { f.Close() }, nil
+}
+
+// removeKilled removes the sockets that nobody listens to.
+func removeKilled(dir string) (names []string, err error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.sock"))
 	if err != nil {
 		return nil, err
 	}
-	if conn, err := net.Dial("unix", path); err == nil {
-		conn.Close()
-		return nil, fault.Newf(fault.NodeInUse, "`tbcluster-rig down` ends it; --name makes another", "a rig called %s runs", name)
+	for _, path := range paths {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			conn.Close()
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return names, fault.New(fault.FileIO, "remove the socket of a rig that was killed", err, "").At(path)
+		}
+		names = append(names, strings.TrimSuffix(filepath.Base(path), ".sock"))
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fault.New(fault.FileIO, "remove the socket of a rig that is gone", err, "").At(path)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fault.New(fault.FileIO, "listen to other commands", err, "").At(path)
-	}
-	return &server{path: path, listener: l}, nil
+	return names, nil
 }
 
 func (s *server) close() error {
@@ -172,6 +214,7 @@ func answerRequest(ctx context.Context, r *rig.Rig, down func(), conn *net.UnixC
 		reply(fault.Newf(fault.Protocol, "", "what came to the rig is no request"))
 		return
 	}
+	rigs := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sizes := make(chan resize)
@@ -189,7 +232,11 @@ func answerRequest(ctx context.Context, r *rig.Rig, down func(), conn *net.UnixC
 			}
 		}
 	}()
-	reply((&call{request: q, rig: r, down: down, in: files[0], out: files[1], errOut: files[2], sizes: sizes}).do(ctx))
+	err = (&call{request: q, rig: r, down: down, in: files[0], out: files[1], errOut: files[2], sizes: sizes}).do(ctx)
+	if err != nil && rigs.Err() != nil {
+		err = fault.Newf(fault.NoAgent, "", "the rig was taken down before that was done")
+	}
+	reply(err)
 }
 
 // verbs are what a rig can be asked.
@@ -199,10 +246,22 @@ var verbs = map[string]struct {
 }{
 	"guest": {1, (*call).guest},
 	"plug": {1, func(c *call, _ context.Context) error {
-		return c.cable(func(x *rig.Cable) error { x.Plug(); return nil })
+		return c.cable(func(x *rig.Cable) error {
+			if x.Plugged() {
+				return c.already("the cable %s is plugged in", x)
+			}
+			x.Plug()
+			return nil
+		})
 	}},
 	"unplug": {1, func(c *call, _ context.Context) error {
-		return c.cable(func(x *rig.Cable) error { x.Unplug(); return nil })
+		return c.cable(func(x *rig.Cable) error {
+			if !x.Plugged() {
+				return c.already("the cable %s is out", x)
+			}
+			x.Unplug()
+			return nil
+		})
 	}},
 	"flap": {1, func(c *call, ctx context.Context) error {
 		return c.cable(func(x *rig.Cable) error { return x.Flap(ctx, c.Out) })
@@ -212,15 +271,32 @@ var verbs = map[string]struct {
 	"status":   {0, func(c *call, _ context.Context) error { return c.print(status(c.rig)) }},
 	"trace":    {0, (*call).trace},
 	"settle":   {0, func(c *call, ctx context.Context) error { return c.rig.Settle(ctx) }},
-	"cut":      {1, func(c *call, _ context.Context) error { return c.host((*rig.Host).Cut) }},
+	"cut": {1, func(c *call, _ context.Context) error {
+		return c.host(func(h *rig.Host) error {
+			if !h.On() {
+				return errors.Join(h.Cut(), c.already("host %s is off", h.Name()))
+			}
+			return h.Cut()
+		})
+	}},
 	"boot": {1, func(c *call, ctx context.Context) error {
-		return c.host(func(h *rig.Host) error { return h.Boot(ctx) })
+		return c.host(func(h *rig.Host) error {
+			if h.On() {
+				return c.already("host %s is on", h.Name())
+			}
+			return h.Boot(ctx)
+		})
 	}},
 	"reload": {1, func(c *call, ctx context.Context) error {
 		return c.host(func(h *rig.Host) error { return h.ReloadDriver(ctx) })
 	}},
 	"dmesg": {1, func(c *call, _ context.Context) error {
-		return c.host(func(h *rig.Host) error { return c.print(h.Dmesg()) })
+		return c.host(func(h *rig.Host) error {
+			if !h.On() {
+				return fault.Newf(fault.NodeDown, "", "host %s is off; its console is in %s", h.Name(), h.Console()).With("node", h.Name())
+			}
+			return c.print(h.Dmesg())
+		})
 	}},
 	"down": {0, func(c *call, _ context.Context) error { c.down(); return nil }},
 }
@@ -248,6 +324,11 @@ func (c *call) cable(do func(*rig.Cable) error) error {
 	return do(x)
 }
 
+// already says that there is nothing to do, which is no failure.
+func (c *call) already(format string, args ...any) error {
+	return c.print(fmt.Sprintf(format, args...) + " already\n")
+}
+
 func (c *call) host(do func(*rig.Host) error) error {
 	h, err := c.rig.FindHost(c.Args[0])
 	if err != nil {
@@ -258,9 +339,19 @@ func (c *call) host(do func(*rig.Host) error) error {
 
 func (c *call) wire(x *rig.Cable) error {
 	if c.Wire == nil {
-		return c.print(fmt.Sprintf("%+v\n", x.Options()))
+		return c.print(fmt.Sprintf("cable %s: %s\n", x, behaviour(x)))
 	}
 	return x.SetOptions(*c.Wire)
+}
+
+// behaviour says how a cable behaves, each way for itself where they differ.
+func behaviour(x *rig.Cable) string {
+	a, b := x.Ends()
+	both := x.Behaviour(a)
+	if back := x.Behaviour(b); back != both {
+		return fmt.Sprintf("from %s %s; from %s %s", a, both, b, back)
+	}
+	return both
 }
 
 // guest runs a program in a host, or a shell.
@@ -311,6 +402,10 @@ func (c *call) trace(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			if err := t.Flush(); err != nil {
+				if errors.Is(err, syscall.EPIPE) { // its reader has seen enough
+					_ = t.Close()
+					return nil
+				}
 				return errors.Join(fault.New(fault.FileIO, "write the trace", err, ""), t.Close())
 			}
 		}
@@ -329,14 +424,27 @@ func status(r *rig.Rig) string {
 		case c.Plugged():
 			state = "plugged, down"
 		}
-		fmt.Fprintf(&b, "cable %-12s %s\n", c, state)
+		fmt.Fprintf(&b, "cable %-12s %s", c, state)
+		if how := behaviour(c); how != "perfect" {
+			fmt.Fprintf(&b, ", %s", how)
+		}
+		fmt.Fprintln(&b)
 	}
 	for _, h := range r.Hosts() {
 		if !h.On() {
-			fmt.Fprintf(&b, "host %-13s off\n", h.Name())
+			fmt.Fprintf(&b, "host %-13s off", h.Name())
+			if how := h.Lost(); how != "" {
+				fmt.Fprintf(&b, ": its QEMU ended (%s)", how)
+			}
+			fmt.Fprintln(&b)
 			continue
 		}
 		fmt.Fprintf(&b, "host %-13s on, kernel %s, console %s\n", h.Name(), h.Spec().Kernel, h.Console())
+		for _, d := range h.State().Domains {
+			for _, o := range d.Others {
+				fmt.Fprintf(&b, "  %-6s a hub\n", o)
+			}
+		}
 		for _, p := range h.State().Peers() {
 			name := "no interface"
 			if n := p.Interface(); n != nil {
@@ -362,6 +470,14 @@ func counters(r *rig.Rig) string {
 		}{{c.A, c.B, c.AtoB}, {c.B, c.A, c.BtoA}} {
 			fmt.Fprintf(&b, "%s > %s: %d frames, %d bytes sent; %d, %d delivered; lost %d, corrupted %d, corrupted and said so %d, overrun %d, cut off %d; %d control packets\n",
 				w.from, w.to, w.Sent, w.SentBytes, w.Delivered, w.DeliveredBytes, w.Lost, w.Corrupted, w.CorruptedFlagged, w.Overrun, w.DroppedAfter, w.Control)
+			if j := w.Judged; j != (usb4.Judged{}) {
+				fmt.Fprintf(&b, "  injected: lost %d of %d, corrupted %d of %d, corrupted and said so %d of %d, overrun %d of %d\n",
+					w.Lost, j.Loss, w.Corrupted, j.Corrupt, w.CorruptedFlagged, j.CorruptFlagged, w.Overrun, j.Overrun)
+			}
+			if w.Idle != 0 || w.Missed != 0 || w.Late != 0 {
+				fmt.Fprintf(&b, "  its rate: %v with nothing to send, %v never made up for, at most %v late\n",
+					w.Idle.Round(time.Microsecond), w.Missed.Round(time.Microsecond), w.Late.Round(time.Microsecond))
+			}
 		}
 	}
 	for _, h := range all.Hosts {
@@ -373,14 +489,21 @@ func counters(r *rig.Rig) string {
 				if n.Frames == 0 && n.Dropped.Total() == 0 {
 					continue
 				}
-				fmt.Fprintf(&b, "%s %s%d: %d frames, %d bytes, %d interrupts, held %d, paced %d, CRC errors %d, overruns %d, dropped %+v\n",
-					h.Name, rings.name, i, n.Frames, n.Bytes, n.Interrupts, n.Held, n.Paced, n.CRCErrors, n.Overruns, n.Dropped)
+				fmt.Fprintf(&b, "%s %s%d: %d frames, %d bytes, %d interrupts, held %d, paced %d, CRC errors %d, overruns %d, corrupted %d, dropped %+v\n",
+					h.Name, rings.name, i, n.Frames, n.Bytes, n.Interrupts, n.Held, n.Paced, n.CRCErrors, n.Overruns, n.Corrupted, n.Dropped)
 			}
 		}
-		for _, p := range h.Paths {
-			fmt.Fprintf(&b, "%s path adapter %d hop %d > adapter %d hop %d: enabled %v, %d frames, %d bytes, %d dropped\n",
-				h.Name, p.Adapter, p.Hop, p.OutAdapter, p.OutHop, p.Enabled, p.Frames, p.Bytes, p.DroppedFrames)
-		}
+		paths(&b, h.Name, h.Paths)
+	}
+	for _, h := range all.Hubs {
+		paths(&b, h.Name, h.Paths)
 	}
 	return b.String()
+}
+
+func paths(b *strings.Builder, name string, list []usb4.PathCounters) {
+	for _, p := range list {
+		fmt.Fprintf(b, "%s path adapter %d hop %d > adapter %d hop %d: enabled %v, %d frames, %d bytes, %d dropped\n",
+			name, p.Adapter, p.Hop, p.OutAdapter, p.OutHop, p.Enabled, p.Frames, p.Bytes, p.DroppedFrames)
+	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,6 +23,7 @@ import (
 
 // topologyFlags are those that say what a rig is made of.
 type topologyFlags struct {
+	flags         *pflag.FlagSet
 	hosts, cables int
 	shape, kernel string
 	lan           bool
@@ -31,8 +34,9 @@ type topologyFlags struct {
 }
 
 func (t *topologyFlags) add(f *pflag.FlagSet) {
+	t.flags = f
 	f.IntVar(&t.hosts, "hosts", 2, fmt.Sprintf("number of hosts, 1 to %d; they are called a, b, c, …", rig.MaxHosts))
-	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh or none")
+	f.StringVar(&t.shape, "shape", "chain", "which hosts cables join: pair, chain, ring, mesh, hub (all others behind a hub of the first) or none")
 	f.IntVar(&t.cables, "cables", 1, "cables between each two hosts that are joined")
 	f.StringVar(&t.kernel, "kernel", "newest", "kernel of the hosts: newest, stable or debug (KASAN and lockdep, slow)")
 	f.BoolVar(&t.lan, "lan", false, "an Ethernet between the hosts besides, which leads nowhere else")
@@ -50,7 +54,31 @@ func (t *topologyFlags) add(f *pflag.FlagSet) {
 	t.wire.add(f)
 }
 
+// check refuses values that no rig can have, by the names of the flags.
+func (t *topologyFlags) check() error {
+	for _, v := range []struct {
+		name            string
+		value, min, max int
+		unit            string
+	}{
+		{"usb4", t.host.Version, 1, 2, ""}, {"lanes", t.host.Lanes, 1, 2, ""}, {"generation", t.speed, int(usb4.Gen2), int(usb4.Gen4), ""},
+		{"ports", t.host.Ports, 1, rig.MaxPorts, ""}, {"cpus", t.host.CPUs, 1, rig.MaxCPUs, ""},
+		{"memory", t.host.Memory, rig.MinMemory, rig.MaxMemory, " MiB"}, {"disk", t.host.Disk, 1, rig.MaxDisk, " MiB"},
+	} {
+		if t.flags.Changed(v.name) && (v.value < v.min || v.value > v.max) {
+			return fault.Newf(fault.Usage, fmt.Sprintf("choose %d to %d%s", v.min, v.max, v.unit), "--%s cannot be %d", v.name, v.value)
+		}
+	}
+	if t.speed == int(usb4.Gen4) && (t.host.Version != 2 || t.host.Lanes != 2) {
+		return fault.Newf(fault.Usage, "give --usb4 2 too", "--generation 4 needs version 2 of USB4 and two lanes")
+	}
+	return nil
+}
+
 func (t *topologyFlags) topology() (rig.Topology, error) {
+	if err := t.check(); err != nil {
+		return rig.Topology{}, err
+	}
 	topology, err := rig.Shape(t.shape, t.hosts, t.cables)
 	if err != nil {
 		return topology, err
@@ -75,20 +103,45 @@ func (t *topologyFlags) topology() (rig.Topology, error) {
 
 // wireFlags are those of a cable.
 type wireFlags struct {
-	flags         *pflag.FlagSet
-	rate          string
-	latency       time.Duration
-	loss, corrupt float64
-	lossEvery     uint64
+	flags   *pflag.FlagSet
+	rate    string
+	latency time.Duration
+	inject  [4]usb4.Injection // in the order of injections
+}
+
+// injections are what flags can do to frames: NAME with a probability, and
+// NAME-every.
+var injections = []struct {
+	name, frames string // what frames do
+	of           func(*usb4.CableOptions) *usb4.Injection
+}{
+	{"loss", "are lost", func(o *usb4.CableOptions) *usb4.Injection { return &o.Loss }},
+	{"corrupt", "arrive with one bit wrong and say so", func(o *usb4.CableOptions) *usb4.Injection { return &o.CorruptFlagged }},
+	{"corrupt-silent", "arrive with one bit wrong and do not say so", func(o *usb4.CableOptions) *usb4.Injection { return &o.Corrupt }},
+	{"overrun", "arrive flagged with a buffer overrun", func(o *usb4.CableOptions) *usb4.Injection { return &o.Overrun }},
 }
 
 func (w *wireFlags) add(f *pflag.FlagSet) {
 	w.flags = f
 	f.StringVar(&w.rate, "rate", "", `rate of a cable each way, as tc writes it ("100mbit"; "none" as fast as it goes)`)
 	f.DurationVar(&w.latency, "latency", 0, "time that a frame takes over a cable")
-	f.Float64Var(&w.loss, "loss", 0, "part of the frames that are lost, 0 to 1")
-	f.Uint64Var(&w.lossEvery, "loss-every", 0, "every n-th frame is lost")
-	f.Float64Var(&w.corrupt, "corrupt", 0, "part of the frames that arrive with one bit wrong and say so, 0 to 1")
+	for i, x := range injections {
+		f.Float64Var(&w.inject[i].Probability, x.name, 0, "part of the frames, 0 to 1, that "+x.frames)
+		f.Uint64Var(&w.inject[i].Every, x.name+"-every", 0, "every n-th frame is one of those that "+x.frames)
+	}
+}
+
+// maxLatency is how long a frame may take: at a minute nothing works any more.
+const maxLatency = time.Minute
+
+// given reports whether there is something to change: the flags of a command are
+// also those that all commands have.
+func (w *wireFlags) given() bool {
+	given := w.flags.Changed("rate") || w.flags.Changed("latency")
+	for _, x := range injections {
+		given = given || w.flags.Changed(x.name) || w.flags.Changed(x.name+"-every")
+	}
+	return given
 }
 
 // apply changes what was given on the command line.
@@ -97,23 +150,33 @@ func (w *wireFlags) apply(o *usb4.CableOptions) error {
 		o.Rate = 0
 		if w.rate != "none" {
 			rate, err := lab.ParseRate(w.rate)
-			if err != nil {
+			switch f := fault.As(err); {
+			case f != nil && strings.Trim(w.rate, "0123456789.") == "" && w.rate != "":
+				return fault.Newf(fault.Usage, fmt.Sprintf("write %[1]smbit or %[1]sgbit, or none for no limit", w.rate), "--rate %s has no unit", w.rate)
+			case f != nil:
+				return fault.Newf(fault.Usage, f.Fix+"; none is no limit", "--rate is not right: %s", f.What)
+			case err != nil:
 				return err
 			}
 			o.Rate = int64(rate)
 		}
 	}
 	if w.flags.Changed("latency") {
+		if w.latency < 0 || w.latency > maxLatency {
+			return fault.Newf(fault.Usage, fmt.Sprintf("choose 0s to %v", maxLatency), "--latency cannot be %v", w.latency)
+		}
 		o.Latency = w.latency
 	}
-	if w.flags.Changed("loss") {
-		o.Loss.Probability = w.loss
-	}
-	if w.flags.Changed("loss-every") {
-		o.Loss.Every = w.lossEvery
-	}
-	if w.flags.Changed("corrupt") {
-		o.CorruptFlagged.Probability = w.corrupt
+	for i, x := range injections {
+		if w.flags.Changed(x.name) {
+			if p := w.inject[i].Probability; !(p >= 0 && p <= 1) { // nor NaN
+				return fault.Newf(fault.Usage, "choose 0 to 1: 0.01 is one in a hundred", "--%s cannot be %v", x.name, p)
+			}
+			x.of(o).Probability = w.inject[i].Probability
+		}
+		if w.flags.Changed(x.name + "-every") {
+			x.of(o).Every = w.inject[i].Every
+		}
 	}
 	return nil
 }
@@ -161,6 +224,9 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := o.knows(topology); err != nil {
+		return err
+	}
 	options := rig.Options{Dir: o.dir, Log: func(line string) { g.notef("%s", line) }}
 	if o.program != "" {
 		topology.LAN = true
@@ -175,13 +241,15 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, done()) }()
 	options.Trace = tracer
-	server, err := listen(g.name)
+	server, killed, err := g.listen()
 	if err != nil {
 		return err
 	}
+	for _, name := range killed {
+		g.notef("the rig %s was killed; what it left is removed", name)
+	}
 	defer func() { err = errors.Join(err, server.close()) }()
 	begun := time.Now()
-	g.notef("booting %d hosts", len(topology.Hosts))
 	r, err := rig.Up(ctx, topology, options)
 	if err != nil {
 		return err
@@ -195,6 +263,7 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	if o.program != "" {
 		// The agents come up while the kernels are at it.
 		c := cluster.New(r)
+		c.Report = func(line string) { g.notef("%s", line) }
 		defer c.Close()
 		if err := c.Up(ctx); err != nil {
 			return err
@@ -221,6 +290,15 @@ func runUp(ctx context.Context, o *upOptions) (err error) {
 	return o.stay(ctx, r)
 }
 
+// knows refuses a shell in a host that there will not be.
+func (o *upOptions) knows(t rig.Topology) error {
+	names := t.Names()
+	if !slices.Contains(names, o.guest) {
+		return fault.Newf(fault.NodeUnknown, "the hosts are "+strings.Join(names, ", "), "--guest %s: the rig has no such host", o.guest)
+	}
+	return nil
+}
+
 // stay keeps the rig up for as long as it is wanted.
 func (o *upOptions) stay(ctx context.Context, r *rig.Rig) error {
 	if o.g.terminal() {
@@ -236,9 +314,10 @@ func (o *upOptions) stay(ctx context.Context, r *rig.Rig) error {
 		return h.Guest().Console(ctx, o.g.in, out)
 	}
 	if o.once {
+		o.g.notef("the rig is taken down again: without --once it would stay up")
 		return nil
 	}
-	o.g.notef("it stays up until `tbcluster-rig down`")
+	o.g.notef("it stays up until %s", o.g.command("down"))
 	<-ctx.Done()
 	return nil
 }
@@ -293,4 +372,40 @@ func runBuild(ctx context.Context, o *buildOptions) error {
 		fmt.Fprintf(o.g.out, "%-8s %s\n", name, boot.Release)
 	}
 	return nil
+}
+
+type moduleOptions struct {
+	g      *globals
+	kernel string
+}
+
+func newModuleCommand(g *globals) *cobra.Command {
+	o := &moduleOptions{g: g}
+	cmd := &cobra.Command{
+		Use:   "module DIR",
+		Short: "Build the kernel modules of a directory for the kernel of the guests",
+		Long: `Builds a directory with a Kbuild (the line "obj-m += mine.o" is one) or a Makefile
+that the kernel's build understands, with the headers and the compiler that lie in
+the cache, and leaves the .ko files in it. That takes root.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return runModule(cmd.Context(), o, args[0]) },
+	}
+	cmd.Flags().StringVar(&o.kernel, "kernel", "newest", "kernel of the guests: newest, stable, debug")
+	return cmd
+}
+
+func runModule(ctx context.Context, o *moduleOptions, dir string) error {
+	k, err := rig.ParseKernel(o.kernel)
+	if err != nil {
+		return err
+	}
+	store, err := image.Open(image.Options{Log: func(line string) { o.g.notef("%s", line) }})
+	if err != nil {
+		return err
+	}
+	built, release, err := store.BuildModules(ctx, k, dir)
+	for _, name := range built {
+		fmt.Fprintf(o.g.out, "%s for %s\n", name, release)
+	}
+	return err
 }

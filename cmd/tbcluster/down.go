@@ -3,12 +3,15 @@ package main
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"tbcluster/agent"
 	"tbcluster/api/fault"
 	tbv1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/host/proc"
@@ -17,10 +20,12 @@ import (
 type downOptions struct {
 	g           *globals
 	stop, leave bool
+	// paths are those of root's agent.
+	paths agent.Paths
 }
 
 func newDownCommand(g *globals) *cobra.Command {
-	o := &downOptions{g: g}
+	o := &downOptions{g: g, paths: agent.DefaultPaths(0, g.getenv)}
 	cmd := &cobra.Command{
 		Use:     "down",
 		Short:   "Undo the addresses of the cables and end this node's agent",
@@ -30,7 +35,10 @@ addresses, routes and packet-filter rules of the cables. Other nodes go on and
 list it as down; it stays paired.
 
 While instances or transfers run here it does nothing and names them: --stop ends
-them first, --leave lets them run on, to be found again by the next agent.` + exitHelp(fault.StillRunning, fault.Denied, fault.Timeout, fault.Interrupted),
+them first, --leave lets them run on, to be found again by the next agent.
+
+Of an agent that was killed it says what is left: "tbcluster agent --root --undo"
+takes that back.` + exitHelp(fault.StillRunning, fault.Denied, fault.Timeout, fault.Interrupted),
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return runDown(cmd.Context(), o) },
@@ -56,7 +64,7 @@ func runDown(ctx context.Context, o *downOptions) error {
 	}
 	// Whoever means this machine does not mean a node of the lab on it.
 	if _, err := chooseHere(ctx, o.g); err != nil {
-		return err
+		return o.nothing(ctx, err)
 	}
 	c, err := connect(ctx, o.g)
 	if err != nil {
@@ -90,6 +98,25 @@ func runDown(ctx context.Context, o *downOptions) error {
 	}
 	o.g.printf("the agent has ended\n")
 	return nil
+}
+
+// nothing says what is there to end where no agent is: nothing, or what one left
+// that was killed.
+func (o *downOptions) nothing(ctx context.Context, err error) error {
+	if _, fixed := candidates(o.g); fixed || !fault.Is(err, fault.NoAgent) {
+		return err
+	}
+	const undo = "sudo tbcluster agent --root --undo"
+	left, lerr := agent.Left(ctx, o.paths)
+	switch {
+	case errors.Is(lerr, fs.ErrPermission):
+		return fault.Newf(fault.NoAgent, "nothing, unless one was killed: `"+undo+"` takes back what it left", "no agent runs here, so there is none to end")
+	case lerr != nil:
+		return lerr
+	case len(left) > 0:
+		return fault.New(fault.NoAgent, "no agent runs here, but one that was killed has left changes of this machine", errors.New(strings.Join(left, "\n")), "`"+undo+"` takes them back")
+	}
+	return fault.Newf(fault.NoAgent, "", "no agent runs here, and none has left anything: there is nothing to end")
 }
 
 // waitGone waits until nobody listens on the socket any more and the processes

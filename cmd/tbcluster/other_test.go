@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"tbcluster/agent"
 	"tbcluster/agent/config"
 	"tbcluster/api/fault"
 	tbv1 "tbcluster/api/tbcluster/v1"
@@ -34,7 +35,7 @@ func TestPingShowsEachWay(t *testing.T) {
 	d.ping.Ways = d.ping.Ways[2:]
 	r = tb(t, d, "ping", "beta")
 	r.wantCode(t, fault.ExitNodeDown)
-	if !strings.Contains(r.err, "cable thunderbolt1: no answer in 1 s") {
+	if !strings.Contains(r.err, "cable thunderbolt1 10.77.3.6: no answer in 1 s") {
 		t.Errorf("said\n%s", r.err)
 	}
 }
@@ -74,6 +75,34 @@ func TestDownWaitsUntilTheAgentIsGone(t *testing.T) {
 		t.Errorf("asked for %v", got)
 	}
 	tb(t, d, "status").wantCode(t, fault.ExitNoAgent)
+}
+
+func TestDownWithoutAnAgentSaysWhatOneLeft(t *testing.T) {
+	dir := shortDir(t)
+	env := map[string]string{"TMPDIR": dir, "HOME": dir}
+	g := &globals{in: eof{}, out: discard{}, errOut: discard{}, output: "text", run: dir, getenv: func(k string) string { return env[k] }}
+	o := &downOptions{g: g, paths: agent.Paths{State: filepath.Join(dir, "state"), Config: filepath.Join(dir, "config.toml")}}
+	says := func(what, why, fix string) {
+		t.Helper()
+		f := fault.As(runDown(t.Context(), o))
+		if f == nil || f.Reason != fault.NoAgent || !strings.Contains(f.What, what) || !strings.Contains(f.Why, why) || !strings.Contains(f.Fix, fix) || strings.Contains(f.Fix, "tbcluster up") {
+			t.Errorf("it ends with %+v", f)
+		}
+	}
+	says("nothing to end", "", "")
+	journal := filepath.Join(o.paths.State, "root", "changes.json")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(journal), 0o700), os.WriteFile(journal,
+		[]byte(`{"schema":1,"boot_id":"another","changes":[{"kind":"link-up","interface":"thunderbolt0"},{"kind":"unmanage","interface":"thunderbolt1","manager":"NetworkManager"}]}`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	// The other one ended with the machine.
+	says("was killed has left", "thunderbolt1", "sudo tbcluster agent --root --undo")
+	if os.Geteuid() != 0 {
+		if err := os.Chmod(filepath.Dir(journal), 0); err != nil {
+			t.Fatal(err)
+		}
+		says("none to end", "", "sudo tbcluster agent --root --undo")
+	}
 }
 
 func TestDownThatIsRefusedNamesWhatRuns(t *testing.T) {

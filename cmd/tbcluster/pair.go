@@ -1,16 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"tbcluster/agent/root"
@@ -32,7 +36,9 @@ type pairOptions struct {
 	newIdentity    bool
 	client         string
 	out            string
-	roleGiven      bool
+	// given are the flags that stand on the command line, with whatever value,
+	// and "" if a code does.
+	given map[string]bool
 }
 
 func newPairCommand(g *globals) *cobra.Command {
@@ -57,14 +63,15 @@ node in no cluster.
 
 --client NAME makes a file with which a program on a machine that is no node, a
 laptop say, uses the gRPC API of this node over the network, as docs/clients.md
-shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.Connection, fault.Timeout, fault.Interrupted),
+shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeInUse, fault.NodeDown, fault.Connection, fault.FileIO, fault.Timeout, fault.Interrupted),
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			o.given = map[string]bool{}
+			cmd.Flags().Visit(func(f *pflag.Flag) { o.given[f.Name] = true })
 			if len(args) == 1 {
-				o.code = args[0]
+				o.code, o.given[""] = args[0], true
 			}
-			o.roleGiven = cmd.Flags().Changed("role")
 			return runPair(cmd.Context(), o)
 		},
 	}
@@ -98,24 +105,90 @@ var roles = map[string]tbv1.Role{
 	"viewer": tbv1.Role_ROLE_VIEWER, "operator": tbv1.Role_ROLE_OPERATOR, "admin": tbv1.Role_ROLE_ADMIN,
 }
 
-func runPair(ctx context.Context, o *pairOptions) error {
-	asked := 0
-	for _, a := range []bool{o.code != "", o.list, o.revoke != "", o.mapping != "", o.newIdentity, o.client != ""} {
-		if a {
-			asked++
+// pairActions are the flags of which each is something to do of its own; "" is a
+// code to use.
+var pairActions = []string{"", "list", "revoke", "map", "client", "new-identity"}
+
+// pairValues are the flags that mean nothing without a value, and what it is: a
+// script whose variable is empty must not get what it did not ask for, least of
+// all a code.
+var pairValues = []struct{ flag, value string }{
+	{"revoke", "the name or ID of a node or client"}, {"client", "a name for the client"}, {"map", "NODE/USER=LOCAL"},
+	{"as", "the name of a local user"}, {"address", "a host"}, {"out", "a file"},
+}
+
+// pairBelongs says with which actions a flag means something; "show" is to show
+// a code.
+var pairBelongs = []struct {
+	flag string
+	to   []string
+	why  string
+	fix  string
+}{
+	{"out", []string{"client"}, "--out belongs to --client", "name the client: --client NAME"},
+	{"address", []string{""}, "--address needs a code", "give the code that the other node shows"},
+	{"with-introduced", []string{"revoke"}, "--with-introduced belongs to --revoke", "name the node to put out: --revoke NODE --with-introduced"},
+	{"yes", []string{"revoke", "new-identity"}, "--yes belongs to --revoke and --new-identity", "leave it out: nothing else asks"},
+	{"role", []string{"show", "client"}, "--role belongs to showing a code and to --client", "the node that shows the code says what the new one may do: `tbcluster pair --role viewer` there"},
+	{"as", []string{"show", "", "client"}, "--as belongs to pairing and to --client", "leave it out"},
+}
+
+// clientName is what the agent takes too: here it is checked before a file is named
+// after it.
+var clientName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// check refuses a command line that says too much, or says something empty.
+func (o *pairOptions) check() error {
+	action := "show"
+	for _, a := range pairActions {
+		switch {
+		case !o.given[a]:
+		case action != "show":
+			return fault.Newf(fault.Usage, "run one after the other", "a code, --list, --revoke, --map, --client and --new-identity do not go together")
+		default:
+			action = a
 		}
 	}
-	role, ok := roles[o.role]
-	switch {
-	case asked > 1:
-		return fault.Newf(fault.Usage, "run one after the other", "a code, --list, --revoke, --map, --client and --new-identity do not go together")
-	case !ok:
-		return fault.Newf(fault.Usage, "use viewer, operator or admin", "no role is called %q", o.role)
-	case o.out != "" && o.client == "":
-		return fault.Newf(fault.Usage, "name the client: --client NAME", "--out belongs to --client")
-	case o.address != "" && o.code == "":
-		return fault.Newf(fault.Usage, "give the code that the other node shows", "--address needs a code")
+	if o.given[""] && o.code == "" {
+		return fault.Newf(fault.Usage, "give the code that the other node shows; without one, leave the argument out", "the code is empty")
 	}
+	for _, v := range pairValues {
+		f := map[string]string{"revoke": o.revoke, "client": o.client, "map": o.mapping, "as": o.as, "address": o.address, "out": o.out}[v.flag]
+		if o.given[v.flag] && f == "" {
+			return fault.Newf(fault.Usage, "give it a value, or leave it out", "--%s needs %s", v.flag, v.value)
+		}
+	}
+	if o.given["client"] && !clientName.MatchString(o.client) {
+		shown := o.client
+		if len(shown) > 80 {
+			shown = shown[:80] + "…"
+		}
+		return fault.Newf(fault.Usage, "use 1 to 63 of a-z, 0-9 and \"-\"", "%q is no name of a client", shown)
+	}
+	for _, b := range pairBelongs {
+		if o.given[b.flag] && !slices.Contains(b.to, action) {
+			return fault.Newf(fault.Usage, b.fix, "%s", b.why)
+		}
+	}
+	for _, f := range []struct {
+		flag string
+		on   bool
+	}{{"list", o.list}, {"new-identity", o.newIdentity}} {
+		if o.given[f.flag] && !f.on {
+			return fault.Newf(fault.Usage, "leave it out", "--%s=false is no choice", f.flag)
+		}
+	}
+	if _, ok := roles[o.role]; !ok {
+		return fault.Newf(fault.Usage, "use viewer, operator or admin", "no role is called %q", o.role)
+	}
+	return nil
+}
+
+func runPair(ctx context.Context, o *pairOptions) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	role := roles[o.role]
 	var mapping *tbv1.MapRequest
 	if o.mapping != "" {
 		var err error
@@ -265,6 +338,26 @@ func parseMapping(s string) (*tbv1.MapRequest, error) {
 	return &tbv1.MapRequest{Node: node, User: user, LocalUser: local}, nil
 }
 
+// unknownNode returns a fault where no node that is in the cluster has that name or
+// ID, or one that begins so.
+func unknownNode(ctx context.Context, c *client, name string) error {
+	resp, err := c.pairing.List(ctx, &tbv1.PairingServiceListRequest{})
+	if err != nil {
+		return nil // there is something to say already
+	}
+	var names []string
+	for _, m := range resp.GetMembers() {
+		switch {
+		case m.GetClient() || m.GetRevoked():
+		case m.GetName() == name, m.GetNodeId() == name, len(name) >= 4 && strings.HasPrefix(m.GetNodeId(), strings.ToUpper(name)):
+			return nil
+		default:
+			names = append(names, m.GetName())
+		}
+	}
+	return fault.Newf(fault.NodeUnknown, "the nodes are "+strings.Join(names, ", "), "no node is called %q", name).With("node", name)
+}
+
 // mappingsJSON is `tbcluster pair --map -o json`.
 type mappingsJSON struct {
 	Mappings []string `json:"mappings"`
@@ -272,7 +365,8 @@ type mappingsJSON struct {
 
 func pairMap(ctx context.Context, o *pairOptions, c *client, req *tbv1.MapRequest) error {
 	if err := vouch(ctx, c, req.LocalUser); err != nil {
-		return err
+		// The node comes first in what was typed, so it is named first too.
+		return cmp.Or(unknownNode(ctx, c, req.Node), err)
 	}
 	resp, err := c.pairing.Map(ctx, req)
 	if err != nil {

@@ -22,7 +22,7 @@ type clientJSON struct {
 
 // pairClient lets a program in and writes its bundle.
 func pairClient(ctx context.Context, o *pairOptions, c *client, role tbv1.Role) (err error) {
-	if !o.roleGiven {
+	if !o.given["role"] {
 		role = tbv1.Role_ROLE_VIEWER
 	}
 	if o.out == "" {

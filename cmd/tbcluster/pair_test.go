@@ -118,6 +118,20 @@ func TestPairMapsAUser(t *testing.T) {
 	}
 }
 
+func TestAMappingOfANodeThatIsNotThereNamesTheNode(t *testing.T) {
+	d := startDouble(t, &agentDouble{members: append(members(), &tbv1.Member{NodeId: "LLLL-9", Name: "laptop", Client: true})})
+	c := mustDial(t, d)
+	for name, known := range map[string]bool{"beta": true, "BBBB-2": true, "bbbb": true, "bbb": false, "nosuch": false, "gamma": false, "laptop": false} {
+		err := unknownNode(t.Context(), c, name)
+		if known != (err == nil) || !known && !fault.Is(err, fault.NodeUnknown) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if f := fault.As(err); f != nil && f.Fix != "the nodes are alpha, beta" {
+			t.Errorf("%s: to do is %q", name, f.Fix)
+		}
+	}
+}
+
 func TestPairWritesABundleOnceAndForItsOwnerAlone(t *testing.T) {
 	d := startDouble(t, &agentDouble{})
 	file := filepath.Join(t.TempDir(), "laptop.pem")
@@ -171,6 +185,58 @@ func TestPairUsage(t *testing.T) {
 		{"pair", "--map", "beta"}, {"pair", "--map", "beta=ada"}, {"pair", "--map", "/x=y"}, {"pair", "--map", "a/b=c", "--list"},
 		{"pair", "--client", "x", "--new-identity"}, {"pair", "--out", "x"}, {"pair", "--client", "x", "-O", "-", "-o", "json"}} {
 		tb(t, d, args...).wantCode(t, fault.ExitUsage)
+	}
+}
+
+func TestPairShowsNoCodeToWhoAskedForSomethingElse(t *testing.T) {
+	d := startDouble(t, &agentDouble{open: opened(), members: members()})
+	for _, c := range []struct {
+		args string // "''" is an empty argument
+		want string
+	}{
+		{"--revoke ''", "--revoke needs the name"},
+		{"--revoke= --yes", "--revoke needs the name"},
+		{"--client ''", "--client needs a name"},
+		{"--client " + strings.Repeat("a", 300), "is no name of a client"},
+		{"--client ../x", "is no name of a client"},
+		{"--client Laptop", "use 1 to 63"},
+		{"--map ''", "--map needs NODE/USER=LOCAL"},
+		{"''", "the code is empty"},
+		{"'' --list", "do not go together"},
+		{"--revoke '' --list", "do not go together"},
+		{"--as ''", "--as needs"},
+		{"--address ''", "--address needs"},
+		{"--out ''", "--out needs"},
+		{"--client x --out ''", "--out needs"},
+		{"--role ''", "no role is called"},
+		{"--with-introduced", "--with-introduced belongs to --revoke"},
+		{"--with-introduced --list", "--with-introduced belongs"},
+		{"--yes", "--yes belongs"},
+		{"-y --list", "--yes belongs"},
+		{"--role viewer --list", "--role belongs"},
+		{"--role viewer --revoke beta -y", "--role belongs"},
+		{"--role viewer 7-ABCD-EFGH", "--role belongs"},
+		{"--as ada --list", "--as belongs"},
+		{"--as ada --map beta/eve=eve", "--as belongs"},
+		{"--address x --list", "--address needs a code"},
+		{"--out x --list", "--out belongs"},
+		{"--list=false", "--list=false is no choice"},
+		{"--new-identity=false", "--new-identity=false is no choice"},
+	} {
+		args := []string{"pair"}
+		for _, a := range strings.Fields(c.args) {
+			args = append(args, strings.Trim(a, "'"))
+		}
+		r := tb(t, d, args...)
+		r.wantCode(t, fault.ExitUsage)
+		if r.out != "" || !strings.Contains(r.err, c.want) {
+			t.Errorf("pair %s printed %q and says\n%s", c.args, r.out, r.err)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.calls) != 0 {
+		t.Errorf("the agent was asked for %v", d.calls)
 	}
 }
 

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,9 +27,9 @@ func newPingCommand(g *globals) *cobra.Command {
 		Long: `Tries every way to a node in turn, each cable and the LAN, bound to that very
 interface, and prints the median round trip of each.
 
-The star marks the way that the agents use now for their own talk. Models always
-go over cables that are proven, whatever is marked here. A way that fails says
-why; if every way fails, the command ends with 7.` + exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeDown),
+The star below CONTROL marks the way that the agents use now for their own talk.
+Models always go over cables that are proven, whatever is marked here. A way that
+fails says why; if every way fails, the command ends with 7.` + exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeDown),
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: complete(g, 1, nodeNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,13 +61,13 @@ func runPing(ctx context.Context, o *pingOptions) error {
 	for _, w := range resp.GetWays() {
 		works = works || w.GetError() == ""
 		if w.GetError() != "" {
-			failures = append(failures, fmt.Sprintf("%s %s: %s", w.GetKind(), w.GetInterface(), w.GetError()))
+			failures = append(failures, strings.Join(slices.DeleteFunc([]string{w.GetKind(), w.GetInterface(), w.GetAddress()}, func(s string) bool { return s == "" }), " ")+": "+w.GetError())
 		}
 	}
 	if o.g.json() {
 		writeJSON(o.g.out, pingJSON{o.node, mapped(resp.GetWays(), toPingWayJSON)})
 	} else if len(resp.GetWays()) > 0 {
-		t := newTable("WAY", "INTERFACE", "ADDRESS", "ROUND TRIP>", "USED", "WHY")
+		t := newTable("WAY", "INTERFACE", "ADDRESS", "ROUND TRIP>", "CONTROL", "WHY")
 		for _, w := range resp.GetWays() {
 			used := ""
 			if w.GetUsed() {

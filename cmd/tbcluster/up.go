@@ -8,23 +8,28 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
+	"tbcluster/agent/config"
 	"tbcluster/api/fault"
 	tbv1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/tui"
 )
 
 type upOptions struct {
-	g       *globals
-	lab     int
-	demo    bool
-	plain   bool
-	noColor bool
-	start   time.Time
+	g   *globals
+	lab int
+	// labGiven is set where --lab stands on the command line, with whatever number.
+	labGiven bool
+	demo     bool
+	plain    bool
+	noColor  bool
+	start    time.Time
 	// machines makes virtual clusters; tests hand in their own.
 	machines machines
 	// install fetches engine and model for a lab.
@@ -46,18 +51,18 @@ does everything else and shows the commands that it would need.
 
 Without a terminal it prints lines instead, and returns when the cluster is
 ready: when every node that is paired was heard from or is known to be down, and
-every cable between nodes that are up is proven. With no other node it is ready
-at once and says how to pair.
+every cable between nodes that are up is proven, or has been down for five seconds
+since they came. With no other node it is ready at once and says how to pair.
 
 --lab N makes a virtual cluster of N nodes on this machine, or takes the one that
 is there, with cables, a LAN, an engine and a small model, and pairs its nodes.
 "tbcluster lab" can then cut cables and switch nodes off; "tbcluster lab down"
 ends it. --demo also copies the model over a cable, runs it there and asks it
-something.` + exitHelp(fault.LabFailed, fault.EngineMissing, fault.EngineFailed, fault.NoPermission, fault.Connection, fault.Timeout, fault.Unsupported, fault.Interrupted),
+something.` + exitHelp(fault.LabFailed, fault.ConfigInvalid, fault.EngineMissing, fault.EngineFailed, fault.NoPermission, fault.Connection, fault.Timeout, fault.Unsupported, fault.Interrupted),
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.start = time.Now()
+			o.start, o.labGiven = time.Now(), cmd.Flags().Changed("lab")
 			return runUp(cmd.Context(), o)
 		},
 	}
@@ -92,6 +97,9 @@ func calledAs() string {
 }
 
 func runUp(ctx context.Context, o *upOptions) error {
+	if o.lab == 0 && o.labGiven {
+		return fault.Newf(fault.Usage, "tbcluster up --lab 3, or `tbcluster up` for this machine itself", "--lab needs a number of nodes")
+	}
 	if o.lab == 0 && o.demo {
 		return fault.Newf(fault.Usage, "tbcluster up --lab 3 --demo", "--demo needs a virtual cluster")
 	}
@@ -212,6 +220,10 @@ func upHere(ctx context.Context, o *upOptions) (*client, error) {
 	if !isRoot() {
 		e = &list[1]
 	}
+	// The agent would end for it, and what it says be somebody else's words.
+	if _, err := config.Load(config.Path(os.Getuid(), o.g.getenv)); err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	c, err := startAgent(ctx, o, e)
 	if err != nil {
@@ -241,23 +253,51 @@ const readyPatience = 15 * time.Second
 
 // waitReady prints what happens until the cluster is ready.
 func waitReady(ctx context.Context, o *upOptions, c *client) error {
-	var last *tbv1.ClusterState
 	wait, cancel := context.WithTimeout(ctx, readyPatience)
 	defer cancel()
+	// Whether it is ready also changes by the time that passes without news.
+	var mu sync.Mutex
+	var last *tbv1.ClusterState
+	ready := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return last != nil && unsettled(last, time.Now()) == ""
+	}
+	seen := func(s *tbv1.ClusterState) bool {
+		mu.Lock()
+		last = proto.CloneOf(s)
+		mu.Unlock()
+		return ready()
+	}
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for !ready() {
+			select {
+			case <-tick.C:
+			case <-wait.Done():
+				return
+			}
+		}
+		cancel()
+	})
 	var err error
 	if o.g.json() {
-		err = watchState(wait, c, func(s *tbv1.ClusterState) bool { last = s; return notReady(s) == "" })
+		err = watchState(wait, c, seen)
 	} else {
-		err = tui.Plain(wait, c.conn, o.g.out, func(s *tbv1.ClusterState) bool { return notReady(s) == "" })
+		err = tui.Plain(wait, c.conn, o.g.out, seen)
 	}
-	if err != nil && (ctx.Err() != nil || wait.Err() == nil) {
+	failed := err != nil && (ctx.Err() != nil || wait.Err() == nil)
+	cancel()
+	looking.Wait()
+	switch {
+	case failed:
 		return err
+	case last == nil:
+		return fault.Newf(fault.Timeout, "`tbcluster logs --agent` shows what it does", "the agent has not told of the cluster within %s", readyPatience)
 	}
-	late := err != nil
-	if last, err = c.state(ctx); err != nil {
-		return err
-	}
-	if why := notReady(last); late && why != "" {
+	if why := notReady(last); why != "" {
 		return fault.New(fault.Timeout, "the cluster is not ready", errors.New(why), "`tbcluster doctor` says what is wrong")
 	}
 	if o.g.json() {
@@ -281,6 +321,9 @@ func waitReady(ctx context.Context, o *upOptions, c *client) error {
 
 // notReady says what a cluster still waits for; "" when it is ready.
 func notReady(s *tbv1.ClusterState) string {
+	if len(s.GetNodes()) == 0 {
+		return "the agent has only just started" // else it knows of itself at least
+	}
 	up := map[string]bool{}
 	for _, n := range s.GetNodes() {
 		switch n.GetState() {
@@ -299,6 +342,55 @@ func notReady(s *tbv1.ClusterState) string {
 		switch l.GetState() {
 		case tbv1.LinkState_LINK_STATE_PROVEN, tbv1.LinkState_LINK_STATE_DOWN:
 		default:
+			return fmt.Sprintf("the cable %s is %s: %s", cableText(l), linkStateWord(l.GetState()), l.GetReason())
+		}
+	}
+	return ""
+}
+
+const (
+	// tellsWithin is how soon a node that came up tells of its cables.
+	tellsWithin = time.Second
+	// provesWithin is how soon a cable between nodes that are up is proven if it is
+	// to be: until then that it is listed as down may be from before they came, and
+	// that its far end is not known, because that one has not told of it yet.
+	provesWithin = 5 * time.Second
+)
+
+// unsettled is notReady that also waits for what may only be late: a node that
+// came up just now, and what is said of cables until then.
+func unsettled(s *tbv1.ClusterState, now time.Time) string {
+	if why := notReady(s); why != "" {
+		return why
+	}
+	since := map[string]time.Time{} // nodes that are up
+	var came time.Time              // the last of the others
+	late := func(t time.Time, within time.Duration) bool { return now.Sub(t) < within }
+	for _, n := range s.GetNodes() {
+		switch {
+		case n.GetSelf():
+			since[n.GetId()] = n.GetStartedAt().AsTime()
+		case n.GetState() == tbv1.NodeState_NODE_STATE_UP:
+			t := n.GetStateSince().AsTime()
+			since[n.GetId()] = t
+			if t.After(came) {
+				came = t
+			}
+			if late(t, tellsWithin) {
+				return n.GetName() + " has only just come"
+			}
+		}
+	}
+	for _, l := range s.GetLinks() {
+		if l.GetState() == tbv1.LinkState_LINK_STATE_PROVEN {
+			continue
+		}
+		a, aUp := since[l.GetA().GetNodeId()]
+		b, bUp := since[l.GetB().GetNodeId()]
+		if l.GetB().GetNodeId() == "" {
+			b, bUp = came, true // that of any other node
+		}
+		if aUp && bUp && len(since) > 1 && late(a, provesWithin) || aUp && bUp && late(b, provesWithin) {
 			return fmt.Sprintf("the cable %s is %s: %s", cableText(l), linkStateWord(l.GetState()), l.GetReason())
 		}
 	}

@@ -89,7 +89,7 @@ func startAgent(ctx context.Context, o *upOptions, e *endpoint) (*client, error)
 			return nil, fault.New(fault.Interrupted, "stopped waiting for the agent, which goes on starting", nil, "`tbcluster down` ends it")
 		case err := <-ended:
 			c.close()
-			return nil, fault.New(fault.NoAgent, "the agent ended as soon as it was started", errors.New(startWords(said, err)), "the words above are the agent's own").At(program)
+			return nil, fault.New(fault.NoAgent, "the agent ended as soon as it was started", errors.New(startWords(said, err)), "`tbcluster logs --agent` shows what else it said; start it by hand to see it end: `"+program+" "+strings.Join(args, " ")+"`").At(program)
 		case <-patience.C:
 			c.close()
 			return nil, fault.New(fault.Timeout, fmt.Sprintf("the agent was started and does not answer after %s", startPatience), errors.New(startWords(said, nil)), "`tbcluster logs --agent` once it does; `tbcluster down` ends it").At(e.path)

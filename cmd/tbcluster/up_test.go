@@ -13,8 +13,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"tbcluster/api/fault"
 	tbv1 "tbcluster/api/tbcluster/v1"
@@ -56,7 +58,7 @@ func upAt(t *testing.T, dir, agent string, args ...string) result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"TMPDIR": dir}
+	env := map[string]string{"TMPDIR": dir, "HOME": dir}
 	var out, errOut strings.Builder
 	g := &globals{in: eof{}, out: &out, errOut: &errOut, output: "text", run: dir, getenv: func(k string) string { return env[k] }}
 	t.Setenv("TB_TEST_AGENT", agent)
@@ -129,6 +131,91 @@ func TestNotReady(t *testing.T) {
 		if got := notReady(s); got == "" != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: waits for %q, want %q", c.name, got, c.want)
 		}
+	}
+}
+
+func TestUpWaitsForWhatMayOnlyBeLate(t *testing.T) {
+	up := func(s *tbv1.ClusterState, ago time.Duration) {
+		s.Nodes[1].State, s.Nodes[1].StateSince = tbv1.NodeState_NODE_STATE_UP, timestamppb.New(noon.AsTime().Add(-ago))
+	}
+	down := func(s *tbv1.ClusterState) { s.Links[0].State = tbv1.LinkState_LINK_STATE_DOWN }
+	started := func(s *tbv1.ClusterState, ago time.Duration) {
+		s.Nodes[0].StartedAt = timestamppb.New(noon.AsTime().Add(-ago))
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*tbv1.ClusterState)
+		want   string
+	}{
+		{"no state yet", func(s *tbv1.ClusterState) { s.Nodes, s.Links = nil, nil }, "only just started"},
+		{"the other is down, one cable to a stranger", func(*tbv1.ClusterState) {}, ""},
+		{"it just came, and has told of no cable", func(s *tbv1.ClusterState) { up(s, time.Second/2); s.Links = nil }, "beta has only just come"},
+		{"it came a while ago and has none", func(s *tbv1.ClusterState) { up(s, 2*time.Second); s.Links = nil }, ""},
+		{"listed as down from before it came", func(s *tbv1.ClusterState) { started(s, time.Hour); up(s, 2*time.Second); down(s) }, "is down"},
+		{"listed as down from before this one came", func(s *tbv1.ClusterState) { started(s, 2*time.Second); up(s, time.Hour); down(s) }, "is down"},
+		{"down for good", func(s *tbv1.ClusterState) {
+			started(s, time.Hour)
+			up(s, 6*time.Second)
+			down(s)
+		}, ""},
+		{"a far end that the other one has yet to tell of", func(s *tbv1.ClusterState) { started(s, time.Hour); up(s, 2*time.Second) }, "the cable alpha 0-3"},
+		{"a stranger's", func(s *tbv1.ClusterState) { started(s, time.Hour); up(s, time.Hour) }, ""},
+		{"a stranger's on a node that is alone", func(s *tbv1.ClusterState) { started(s, 0); s.Nodes, s.Links = s.Nodes[:1], s.Links[1:] }, ""},
+		{"proven is proven", func(s *tbv1.ClusterState) { started(s, 0); up(s, 2*time.Second); s.Links = s.Links[:1] }, ""},
+	} {
+		s := deskState()
+		started(s, time.Hour)
+		c.change(s)
+		if got := unsettled(s, noon.AsTime()); got == "" != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: waits for %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestUpIsNotReadyByWhatAnAgentSaysThatKnowsNothingYet(t *testing.T) {
+	state := deskState()
+	state.Nodes[1].State, state.Nodes[1].Reason = tbv1.NodeState_NODE_STATE_UP, ""
+	came := timestamppb.Now()
+	state.Nodes[0].StartedAt, state.Nodes[1].StateSince = came, came
+	state.Links = state.Links[:1]
+	for _, format := range []string{"text", "json"} {
+		d := startDouble(t, &agentDouble{state: &tbv1.ClusterState{}, events: []*tbv1.WatchResponse{
+			{Event: &tbv1.WatchResponse_Snapshot{Snapshot: &tbv1.ClusterState{}}},
+			{Revision: 1, Event: &tbv1.WatchResponse_Delta{Delta: &tbv1.ClusterDelta{Nodes: state.Nodes, Links: state.Links}}},
+		}})
+		r := tb(t, d, "up", "-o", format)
+		r.wantCode(t, 0)
+		if format == "text" && !strings.Contains(r.out, "2 of 2 nodes up, 1 of 1 cable proven") || strings.Contains(r.out, "no other node is in the cluster") {
+			t.Errorf("printed\n%s", r.out)
+		}
+		if took := time.Since(came.AsTime()); took < tellsWithin {
+			t.Errorf("ready %v after the other node came", took)
+		}
+		if format == "json" && !strings.Contains(r.out, `"beta"`) {
+			t.Errorf("printed\n%s", r.out)
+		}
+	}
+}
+
+func TestUpRefusesABrokenConfigurationAndLabsOfNoNodes(t *testing.T) {
+	if isRoot() { // whose file is that of the machine
+		asOrdinaryUser(t)
+		return
+	}
+	dir := shortDir(t)
+	file := filepath.Join(dir, ".config", "tbcluster", "config.toml")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("name = \"desk\"\nforward = 1\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	r := upAt(t, dir, "broken")
+	r.wantCode(t, fault.Table[fault.ConfigInvalid].Exit)
+	if !strings.Contains(r.err, file+" line 2") || strings.Contains(r.err, "exit status") {
+		t.Errorf("says\n%s", r.err)
+	}
+	r = tb(t, startDouble(t, &agentDouble{}), "up", "--lab", "0")
+	r.wantCode(t, fault.ExitUsage)
+	if !strings.Contains(r.err, "--lab needs a number") {
+		t.Errorf("says\n%s", r.err)
 	}
 }
 

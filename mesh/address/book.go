@@ -14,6 +14,9 @@ import (
 const (
 	kindLink = "link"
 	kindNode = "node"
+	// kindRange is what a node's own network has: its LAN, a VPN. Versions before
+	// 0.2 do not know it.
+	kindRange = "range"
 )
 
 // agreement is the subnet of one link, as both ends remember it.
@@ -54,8 +57,11 @@ func (c claim) precedence() string {
 }
 
 func (c claim) String() string {
-	if c.kind == kindNode {
+	switch c.kind {
+	case kindNode:
 		return "the node address of " + c.node
+	case kindRange:
+		return fmt.Sprintf("%s, which is outside the cables on %s", c.prefix, c.node)
 	}
 	return fmt.Sprintf("the link between %s and %s", c.node, c.peer)
 }
@@ -75,7 +81,7 @@ func parseClaims(node string, list []*peerv1.AddressClaim) []claim {
 			if k.peer == "" {
 				continue
 			}
-		case kindNode:
+		case kindNode, kindRange:
 		default:
 			continue
 		}
@@ -90,6 +96,7 @@ type book struct {
 	self  string
 	space spaces
 	inUse func(netip.Prefix) bool
+	old   bool // says and heeds nothing that versions before 0.2 did not
 
 	node       netip.Prefix // own node address, /32
 	agreements []*agreement
@@ -193,23 +200,23 @@ func (b *book) free(prefix netip.Prefix, peer, port, peerPort string) use {
 	key := linkKey(peer, port, peerPort)
 	for p, k := range b.pending {
 		if k != key && p.Overlaps(prefix) {
-			return use{p, "a subnet proposed for another link"}
+			return use{prefix: p, by: "a subnet proposed for another link"}
 		}
 	}
 	for _, a := range b.agreements {
 		// What the two nodes agreed before about other ports is the lower ID's
 		// to change.
 		if a.Prefix.Overlaps(prefix) && a.key() != key && (a.Peer != peer || b.self < peer) {
-			return use{a.Prefix, fmt.Sprintf("the link of port %s to %s", a.Port, a.Peer)}
+			return use{prefix: a.Prefix, by: fmt.Sprintf("the link of port %s to %s", a.Port, a.Peer)}
 		}
 	}
 	if b.node.IsValid() && b.node.Overlaps(prefix) {
-		return use{b.node, "the own node address"}
+		return use{prefix: b.node, by: "the own node address"}
 	}
 	for _, list := range b.claims {
 		for _, c := range list {
-			if c.prefix.Overlaps(prefix) && !(c.kind == kindLink && c.node == peer && c.peer == b.self) {
-				return use{c.prefix, c.String()}
+			if c.kind != kindRange && c.prefix.Overlaps(prefix) && !(c.kind == kindLink && c.node == peer && c.peer == b.self) {
+				return use{prefix: c.prefix, by: c.String()}
 			}
 		}
 	}
@@ -251,7 +258,7 @@ func (b *book) farInUse(a *agreement) bool {
 func (b *book) outranked(p netip.Prefix, own string, same func(claim) bool) string {
 	for _, list := range b.claims {
 		for _, c := range list {
-			if c.prefix.Overlaps(p) && !same(c) && c.precedence() < own {
+			if c.kind != kindRange && c.prefix.Overlaps(p) && !same(c) && c.precedence() < own {
 				return c.String()
 			}
 		}
@@ -266,9 +273,34 @@ func (b *book) standingNode() verdict {
 		clash = b.outranked(b.node, precedence(kindNode, b.self), func(claim) bool { return false })
 	}
 	if clash == "" {
+		clash = b.elsewhere(b.node).by
+	}
+	if clash == "" {
 		return verdict{}
 	}
 	return verdict{clash: clash, move: !b.inUse(b.node)}
+}
+
+// elsewhere returns the range on another node's network that holds some of p;
+// the zero use if there is none. A node address in there is of no use: over its
+// LAN that node could not tell it from a machine that is there.
+func (b *book) elsewhere(p netip.Prefix) use {
+	var found use
+	if b.old {
+		return found
+	}
+	for _, list := range b.claims {
+		for _, c := range list {
+			if c.kind != kindRange || !c.prefix.Overlaps(p) {
+				continue
+			}
+			u := use{prefix: c.prefix, by: c.String()}
+			if !found.there() || cmp.Or(cmp.Compare(u.prefix.Bits(), found.prefix.Bits()), cmp.Compare(u.by, found.by)) < 0 {
+				found = u
+			}
+		}
+	}
+	return found
 }
 
 // next returns the first free subnet for a link for which this node proposes,
@@ -299,13 +331,13 @@ func (b *book) settled(p netip.Prefix) { delete(b.pending, p) }
 // that this end can set, 0 if unknown.
 func (b *book) accept(from, port, fromPort string, prefix netip.Prefix, mtu int) (conflict use) {
 	if !b.space.isLink(prefix) {
-		return use{prefix, fmt.Sprintf("%s is no link subnet of %s", prefix, b.space)}
+		return use{prefix: prefix, by: fmt.Sprintf("%s is no link subnet of %s", prefix, b.space)}
 	}
 	for _, a := range b.agreements {
 		if a.key() == linkKey(from, port, fromPort) && a.Prefix == prefix {
 			if v := b.standing(a); v.move {
 				b.drop(a)
-				return use{cmp.Or(overlapping(b.uses, prefix).prefix, prefix), v.clash}
+				return use{prefix: cmp.Or(overlapping(b.uses, prefix).prefix, prefix), by: v.clash}
 			}
 			b.record(from, port, fromPort, prefix, mtu)
 			return use{}
@@ -318,7 +350,9 @@ func (b *book) accept(from, port, fromPort string, prefix netip.Prefix, mtu int)
 	return use{}
 }
 
-// chooseNode makes sure that there is a node address and that it may stay.
+// chooseNode makes sure that there is a node address and that it may stay. One
+// that is free here, but in a range that another node's network has, is taken
+// only where there is no better one.
 func (b *book) chooseNode() (changed bool, v verdict) {
 	if b.space.isNode(b.node) {
 		if v = b.standingNode(); !v.move {
@@ -327,11 +361,35 @@ func (b *book) chooseNode() (changed bool, v verdict) {
 	}
 	old := b.node
 	b.node = netip.Prefix{}
+	second := netip.Prefix{}
+	if b.space.isNode(old) && !b.free(old, "", "", "").there() {
+		second = old
+	}
+	var taken, foreign []netip.Prefix // as a whole
 	for p := range b.space.nodeCandidates(b.self) {
-		if !b.free(p, "", "", "").there() {
-			b.node = p
-			break
+		if slices.ContainsFunc(taken, p.Overlaps) || second.IsValid() && slices.ContainsFunc(foreign, p.Overlaps) {
+			continue
 		}
+		if u := b.free(p, "", "", ""); u.there() {
+			if u.prefix.Bits() < p.Bits() {
+				taken = append(taken, u.prefix)
+			}
+			continue
+		}
+		u := b.elsewhere(p)
+		if !u.there() {
+			b.node = p
+			return b.node != old, v
+		}
+		if u.prefix.Bits() < p.Bits() {
+			foreign = append(foreign, u.prefix)
+		}
+		if !second.IsValid() {
+			second = p
+		}
+	}
+	if b.node = second; second == old {
+		v.move = false // there is no better one
 	}
 	return b.node != old, v
 }
@@ -345,6 +403,11 @@ func (b *book) ownClaims() []*peerv1.AddressClaim {
 	}
 	if b.node.IsValid() {
 		out = append(out, &peerv1.AddressClaim{Prefix: b.node.String(), Kind: kindNode, InUse: b.inUse(b.node)})
+	}
+	if !b.old {
+		for _, p := range ranges(b.uses, b.space) {
+			out = append(out, &peerv1.AddressClaim{Prefix: p.String(), Kind: kindRange})
+		}
 	}
 	slices.SortFunc(out, func(x, y *peerv1.AddressClaim) int {
 		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Key, y.Key), cmp.Compare(x.Prefix, y.Prefix))

@@ -214,7 +214,7 @@ func TestWhatIsInUseDoesNotMove(t *testing.T) {
 	c.agree(l)
 	b := c.books[l.low]
 	a := b.find(l.high, l.lowPort, l.highPort)
-	b.uses = []use{{a.Prefix, "a LAN"}}
+	b.uses = []use{{prefix: a.Prefix, by: "a LAN"}}
 	if v := b.standing(a); !v.move || v.clash != "a LAN" {
 		t.Errorf("unused: %+v", v)
 	}
@@ -262,7 +262,7 @@ func TestABlockThatIsTakenAsAWholeIsLeftForTheNext(t *testing.T) {
 	}
 	wholly := func(blocks ...string) (out []use) {
 		for _, b := range blocks {
-			out = append(out, use{netip.MustParsePrefix(b), "a LAN"})
+			out = append(out, use{prefix: netip.MustParsePrefix(b), by: "a LAN"})
 		}
 		return out
 	}

@@ -39,7 +39,7 @@ type Config struct {
 	Spares    []netip.Prefix
 	StateFile string // where what was agreed is remembered
 	// Old leaves out what versions before 0.2 do not say: the range that is in the
-	// way of a proposal, and the largest MTU of an end.
+	// way of a proposal, what the own network has, and the largest MTU of an end.
 	Old bool
 	// MTU is the largest that is set; 0 means what both ends can do.
 	MTU int
@@ -99,5 +99,6 @@ type Link struct {
 type Conflict struct {
 	Prefix netip.Prefix
 	Port   string // "" for the node address
+	Node   string // whose node address it is; "" for an own address
 	With   string // what it clashes with, for people
 }

@@ -123,6 +123,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg.Log.Warn("the memory of addresses was set aside", "file", cfg.StateFile, "error", err)
 	}
 	b := newBook(cfg.Self, s, cfg.InUse)
+	b.old = cfg.Old
 	if s.isNode(mem.Node) {
 		b.node = mem.Node
 	}
@@ -377,7 +378,7 @@ func (m *Manager) HandlePropose(_ context.Context, from string, req *peerv1.Prop
 			continue
 		}
 		if e.PeerID != "" && e.PeerID != from {
-			return nil, fault.Newf(fault.NodeUnknown, "see where the cables go by `tbcluster status`", "port %s here leads to %s, not to %s", e.Port, e.PeerID, from)
+			return nil, fault.Newf(fault.NodeUnknown, "see where the cables go by `tbcluster status`", "port %s of %s leads to %s, not to %s", e.Port, m.cfg.Self, e.PeerID, from)
 		}
 		if i, ok := m.net.Interface(e.Interface); ok {
 			mtu = m.largestMTU(i)

@@ -26,6 +26,8 @@ type desk struct {
 	cond  *sync.Cond
 	nodes map[string]*machine
 	asked int // proposals so far
+	// spares are what all of them have besides the block.
+	spares []netip.Prefix
 }
 
 // machine is the edge of one machine: interfaces, a journal, what was done.
@@ -42,6 +44,7 @@ type machine struct {
 	log     []string
 	denied  bool
 	forward bool   // is asked for
+	old     bool   // of a version that says less
 	broken  string // kind of change that fails
 	inUse   map[netip.Prefix]bool
 	index   int
@@ -62,7 +65,7 @@ func (d *desk) node(id string) *machine {
 }
 
 func (n *machine) start() {
-	m, err := New(Config{Self: n.id, StateFile: n.state, Peer: n, Applier: n, Retry: time.Millisecond, Changed: n.changed, Forward: n.forward,
+	m, err := New(Config{Self: n.id, StateFile: n.state, Peer: n, Applier: n, Retry: time.Millisecond, Changed: n.changed, Forward: n.forward, Old: n.old, Spares: n.d.spares,
 		InUse: func(p netip.Prefix) bool { return n.used(p) }})
 	if err != nil {
 		n.d.t.Fatal(err)
@@ -499,6 +502,60 @@ func TestAnAddressThatTheLANTakesIsGivenUpByBothEnds(t *testing.T) {
 			l := a.link("0-1")
 			return facing(l, b.link("0-2")) && l.Prefix.Masked() != was
 		})
+	}
+}
+
+// What two nodes' LAN has, the third knows nothing of; yet all of them reach each
+// other's node address over cables.
+func TestANodeAddressLeavesWhatTheLANOfAnotherNodeHas(t *testing.T) {
+	lan := netip.MustParsePrefix("10.77.0.5/16")
+	for _, old := range []bool{false, true} {
+		d := newDesk(t)
+		d.spares = []netip.Prefix{netip.MustParsePrefix("172.29.0.0/16")}
+		a, b := d.pair()
+		b.old = old
+		proven := func(n *machine) { n.change(func() { n.ends[0].Proven = true }) }
+		proven(a)
+		proven(b)
+		a.start()
+		b.start()
+		toward := func(from, to *machine) bool {
+			from.d.mu.Lock()
+			defer from.d.mu.Unlock()
+			at := to.m.NodeAddress()
+			return at.IsValid() && slices.ContainsFunc(from.routes, func(r host.Route) bool {
+				return r.Destination == netip.PrefixFrom(at, 32) && r.Interface == "thunderbolt0"
+			})
+		}
+		d.await("routes over the cable", func() bool { return toward(a, b) && toward(b, a) })
+		was := b.m.NodeAddress()
+		conflict := func(n *machine) bool {
+			return slices.ContainsFunc(n.m.Conflicts(), func(c Conflict) bool { return c.Prefix.Addr() == was })
+		}
+		a.change(func() {
+			eth := a.nic("eth0")
+			eth.Addresses = append(eth.Addresses, lan)
+			a.routes = append(a.routes, host.Route{Destination: lan.Masked(), Interface: "eth0"})
+		})
+		if old {
+			d.await("one that does not move is a conflict", func() bool { return conflict(a) })
+			continue
+		}
+		d.await("routes over the cable, to other addresses", func() bool {
+			return toward(a, b) && toward(b, a) && !lan.Masked().Contains(a.m.NodeAddress()) && !lan.Masked().Contains(b.m.NodeAddress())
+		})
+		if conflict(a) || conflict(b) {
+			t.Error("what was moved is a conflict")
+		}
+		// Where all for nodes is taken somewhere it stays, and is a conflict at both.
+		was = b.m.NodeAddress()
+		a.change(func() {
+			a.routes = append(a.routes, host.Route{Destination: netip.MustParsePrefix("172.29.192.0/18"), Interface: "eth0"}) // that of nodes
+		})
+		d.await("one that cannot move is a conflict", func() bool { return conflict(a) && conflict(b) })
+		if b.m.NodeAddress() != was {
+			t.Errorf("%s was given up for %s, which is no better", was, b.m.NodeAddress())
+		}
 	}
 }
 

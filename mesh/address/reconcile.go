@@ -88,6 +88,33 @@ func (m *Manager) nodeAddressOf(peer string) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
+// astray returns the node addresses of others to which a cable leads and no
+// route: the own network has that range. It passes when that node moves, which
+// one that is of an older version or whose address is in use does not.
+func (m *Manager) astray() []Conflict {
+	var out []Conflict
+	for peer, list := range m.book.claims {
+		for _, c := range list {
+			if c.kind != kindNode || !m.book.space.isNode(c.prefix) {
+				continue
+			}
+			if u := overlapping(m.book.uses, c.prefix); u.there() {
+				out = append(out, Conflict{Prefix: c.prefix, Node: peer, With: u.by})
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	ways := m.ways()
+	through := m.through(ways)
+	out = slices.DeleteFunc(out, func(c Conflict) bool {
+		return !slices.ContainsFunc(ways[c.Node], func(w way) bool { return w.proven }) && len(through[c.Node]) == 0
+	})
+	slices.SortFunc(out, func(a, b Conflict) int { return cmp.Compare(a.Node, b.Node) })
+	return out
+}
+
 // maxThrough bounds the routes to one node through others.
 const maxThrough = 4
 
@@ -368,6 +395,7 @@ func (m *Manager) decide(ctx context.Context, background *sync.WaitGroup) {
 			m.clash = append(m.clash, Conflict{Prefix: m.book.node, With: v.clash})
 		}
 	}
+	m.clash = append(m.clash, m.astray()...)
 }
 
 // consider asks the far end of a link for which this node proposes, where

@@ -105,6 +105,7 @@ type Channel struct {
 	conns     map[*Conn]bool
 	ways      map[identity.NodeID][]Way
 	failed    map[wayKey]time.Time
+	others    map[identity.NodeID]identity.NodeID // who answers at an address of a node
 	clients   map[identity.NodeID]*grpc.ClientConn
 }
 
@@ -124,7 +125,7 @@ func New(key *identity.Key, trust Trust, o Options) *Channel {
 	c := &Channel{
 		key: key, trust: trust, o: o.filled(),
 		protocols: map[string]*protocol{}, listeners: map[net.Listener]bool{}, conns: map[*Conn]bool{},
-		ways: map[identity.NodeID][]Way{}, failed: map[wayKey]time.Time{}, clients: map[identity.NodeID]*grpc.ClientConn{},
+		ways: map[identity.NodeID][]Way{}, failed: map[wayKey]time.Time{}, others: map[identity.NodeID]identity.NodeID{}, clients: map[identity.NodeID]*grpc.ClientConn{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.handshakes = handshakes{total: c.o.MaxHandshakes, perSource: c.o.MaxHandshakesPerSource}
@@ -237,6 +238,7 @@ func (c *Channel) register(conn *Conn) bool {
 	ok := !c.closed && of < maxPerPeer
 	if ok {
 		c.conns[conn] = true
+		delete(c.others, conn.peer)
 	}
 	c.mu.Unlock()
 	if !ok {

@@ -415,6 +415,16 @@ func TestDialSaysWhatIsWrongWithEachWay(t *testing.T) {
 	if _, err := a.DialWay(ctx(t), b.id(), "other/1", lan(b.addr)); !fault.Is(err, fault.Protocol) {
 		t.Fatalf("unknown protocol: %v", err)
 	}
+	if other, ok := a.Other(b.id()); ok {
+		t.Fatalf("%s answers as %s", b.id(), other)
+	}
+	renewed := newNode(t, "c", Options{})
+	if _, err := a.DialWay(ctx(t), b.id(), echo, lan(renewed.addr)); !fault.Is(err, fault.NodeDown) {
+		t.Fatalf("another node: %v", err)
+	}
+	if other, ok := a.Other(b.id()); !ok || other != renewed.id() {
+		t.Fatalf("it answers as %s, %v", other, ok)
+	}
 	stopped, cancel := context.WithCancel(ctx(t))
 	cancel()
 	if _, err := a.DialWay(stopped, b.id(), echo, lan(b.addr)); !fault.Is(err, fault.Interrupted) {
@@ -424,7 +434,18 @@ func TestDialSaysWhatIsWrongWithEachWay(t *testing.T) {
 	if err != nil || got.Peer() != b.id() {
 		t.Fatalf("DialAddress: %v", err)
 	}
+	if other, ok := a.Other(b.id()); ok {
+		t.Fatalf("it is back, and answers as %s", other)
+	}
 	_ = got.Close()
+	for what, dial := range map[string]func() error{
+		"cannot connect to " + gone.String(): func() error { _, err := a.DialUnpaired(ctx(t), Pair, lan(gone)); return err },
+		"cannot connect to beta":             func() error { _, err := a.Dial(ctx(t), b.id(), echo); return err },
+	} {
+		if f := fault.As(dial()); f == nil || f.What != what {
+			t.Errorf("it says %+v, want %q", f, what)
+		}
+	}
 }
 
 func TestHalfOpenConnectionsExhaustNothing(t *testing.T) {

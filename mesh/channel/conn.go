@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"tbcluster/mesh/identity"
 )
@@ -46,6 +47,7 @@ type Conn struct {
 	client func(spki []byte) (identity.Member, bool)
 	spki   []byte
 
+	cut     atomic.Bool // a write failed: what went out may end within a record
 	closing sync.Once
 	done    chan struct{}
 }
@@ -66,8 +68,26 @@ func (c *Conn) Protocol() string { return c.ConnectionState().NegotiatedProtocol
 // Done is closed when the connection was closed at this end, by whomever.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Close ends the connection in an orderly way.
+// Write writes b. After an error, a time-out too, nothing can be written any
+// more.
+func (c *Conn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		c.cut.Store(true)
+	}
+	return n, err
+}
+
+// Close ends the connection in an orderly way, if nothing that was written got
+// lost. Otherwise it ends without a farewell: crypto/tls would send one even
+// behind a record that never went out, and the other end, which counts records,
+// would take it for a forgery ("bad record MAC").
 func (c *Conn) Close() error {
+	if c.cut.Load() {
+		err := c.raw.Close()
+		c.end()
+		return err
+	}
 	err := c.Conn.Close()
 	c.end()
 	return err

@@ -82,6 +82,15 @@ func (c *Channel) order(node identity.NodeID) []Way {
 	return ways
 }
 
+// Other returns which node was last met at an address of node, where it was
+// another; a connection with node itself ends that.
+func (c *Channel) Other(node identity.NodeID) (identity.NodeID, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id, ok := c.others[node]
+	return id, ok
+}
+
 func (c *Channel) note(node identity.NodeID, w Way, failed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,11 +171,11 @@ func (c *Channel) Dial(ctx context.Context, node identity.NodeID, alpn string) (
 				begin()
 			} else if ctx.Err() != nil {
 				go rest(begun - ended)
-				return nil, c.dialFault(node, append(errs, ctx.Err()))
+				return nil, c.dialFault(node, append(errs, unansweredError{len(ways) - len(errs), ctx.Err()}))
 			}
 		case <-ctx.Done():
 			go rest(begun - ended)
-			return nil, c.dialFault(node, append(errs, ctx.Err()))
+			return nil, c.dialFault(node, append(errs, unansweredError{len(ways) - len(errs), ctx.Err()}))
 		}
 		switch {
 		case begun == len(ways):
@@ -219,6 +228,11 @@ func (c *Channel) dial(ctx context.Context, w Way, alpn string, want identity.No
 	conn, err := c.dialHandshake(ctx, raw, w, alpn, want, unpaired)
 	if err != nil {
 		_ = raw.Close() // the handshake's error is the one that counts
+		if other := (otherNodeError{}); errors.As(err, &other) && want != "" {
+			c.mu.Lock()
+			c.others[want] = other.id
+			c.mu.Unlock()
+		}
 		return nil, remoteAlert(err)
 	}
 	if !c.register(conn) {
@@ -256,15 +270,16 @@ func (c *Channel) dialHandshake(ctx context.Context, raw net.Conn, w Way, alpn s
 // gravest first, since a node that answers and refuses is not down.
 func (c *Channel) dialFault(node identity.NodeID, errs []error) error {
 	err := errors.Join(errs...)
-	what := "connect"
-	if node != "" {
-		what = "connect to " + c.o.NameOf(node)
+	whom := "the other node"
+	var at wayError
+	switch {
+	case node != "":
+		whom = c.o.NameOf(node)
+	case len(errs) == 1 && errors.As(errs[0], &at):
+		whom = at.way.Addr.String()
 	}
-	var why []string
-	for _, e := range errs {
-		why = append(why, words(e))
-	}
-	f := &fault.Fault{What: what, Why: strings.Join(why, "; "), Err: err}
+	f := fault.New(fault.Internal, "connect to "+whom, nil, "")
+	f.Why, f.Err = reasons(errs), err
 	var untrusted untrustedError
 	var other otherNodeError
 	switch {
@@ -285,11 +300,67 @@ func (c *Channel) dialFault(node identity.NodeID, errs []error) error {
 	return f
 }
 
+// maxNamed bounds how many ways with one and the same trouble are named.
+const maxNamed = 2
+
+// reasons says what is wrong with each way, once for those with the same trouble.
+func reasons(errs []error) string {
+	var order []string
+	ways := map[string][]string{}
+	for _, e := range errs {
+		text, way := words(e), ""
+		if w := (wayError{}); errors.As(e, &w) && error(w) == e {
+			text, way = words(w.err), w.way.String()
+		}
+		if _, had := ways[text]; !had {
+			order = append(order, text)
+			ways[text] = nil
+		}
+		if way != "" {
+			ways[text] = append(ways[text], way)
+		}
+	}
+	var out []string
+	for _, text := range order {
+		named := ways[text]
+		if more := len(named) - maxNamed; more > 0 {
+			named = append(slices.Clone(named[:maxNamed]), fmt.Sprintf("%d more", more))
+		}
+		if len(named) > 0 {
+			text = strings.Join(named, ", ") + ": " + text
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, "; ")
+}
+
+// unansweredError is the end of a dial while ways were left.
+type unansweredError struct {
+	ways int
+	err  error
+}
+
+func (e unansweredError) Error() string {
+	if errors.Is(e.err, context.Canceled) {
+		return e.err.Error()
+	}
+	if e.ways == 1 {
+		return "no answer in time by one way"
+	}
+	return fmt.Sprintf("no answer in time by %d ways", e.ways)
+}
+
+func (e unansweredError) Unwrap() error { return e.err }
+
 // words names an error of the network as people know it.
 func words(err error) string {
 	var way wayError
 	if errors.As(err, &way) && error(way) == err {
 		return way.Error()
+	}
+	var left unansweredError
+	if errors.As(err, &left) && error(left) == err {
+		return left.Error()
 	}
 	for _, known := range []struct {
 		err   error

@@ -38,7 +38,7 @@ func Assemble(self string, nodes []NodeInfo, reports map[string][]*peerv1.LinkRe
 			a.silent[n.ID] = true
 		}
 	}
-	m := newMatcher(known)
+	m := newMatcher(latest(known, func(node string) bool { return a.nodes[node].Up }))
 	m.run()
 	a.byLocal = map[string]string{}
 	for _, s := range m.sides {
@@ -153,6 +153,9 @@ func (a *assembly) pair(x, y *side) *tbclusterv1.Link {
 		worse, better, worseSide = vy, vx, y
 	}
 	l.State, l.Reason = worse.state, worse.reason
+	if !x.report.GetPresent() && !y.report.GetPresent() && a.nodes[x.node].Up && a.nodes[y.node].Up && strings.HasSuffix(l.Reason, unpluggedOrOff) {
+		l.Reason = "the cable is unplugged" // both machines are on, and say so
+	}
 	if l.Reason == "" && worse.state == better.state {
 		l.Reason = better.reason
 	}

@@ -76,13 +76,24 @@ func TestTheWorseViewCounts(t *testing.T) {
 			a.Proven, a.Reason = false, "carrier, but nothing answers"
 		}, down, "alpha: carrier, but nothing answers"},
 		"gone at one end": {func(_ []NodeInfo, a, _ *peerv1.LinkReport) { a.Present, a.Proven, a.ProbedNodeId = false, false, "" }, down, "alpha sees no cable"},
-		"a node down":     {func(n []NodeInfo, _, _ *peerv1.LinkReport) { n[1].Up, n[1].Since = false, t0.Add(time.Minute) }, down, "beta is down"},
+		"gone at both ends": {func(_ []NodeInfo, a, b *peerv1.LinkReport) {
+			for _, r := range []*peerv1.LinkReport{a, b} {
+				r.Present, r.Proven, r.Reason = false, false, unpluggedOrOff
+			}
+		}, down, "the cable is unplugged"},
+		"gone at one end, with its words": {func(_ []NodeInfo, a, _ *peerv1.LinkReport) {
+			a.Present, a.Proven, a.Reason = false, false, unpluggedOrOff
+		}, down, "alpha: " + unpluggedOrOff},
+		"a node down": {func(n []NodeInfo, _, _ *peerv1.LinkReport) { n[1].Up, n[1].Since = false, t0.Add(time.Minute) }, down, "beta is down"},
 	} {
 		nodes, reports := two()
 		c.change(nodes, reports["aaa"][0], reports["bbb"][0])
 		l := one(t, "aaa", nodes, reports)
 		if l.State != c.state || !strings.Contains(l.Reason, c.reason) || l.RttUs != 0 || l.Evidence == "" {
 			t.Errorf("%s: %v %q", name, l.State, l.Reason)
+		}
+		if name == "gone at both ends" && l.Reason != c.reason {
+			t.Errorf("%s: %q", name, l.Reason)
 		}
 		if (l.State == addressed) != (len(l.Paths) == 1) {
 			t.Errorf("%s: paths %v", name, l.Paths)

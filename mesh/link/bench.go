@@ -162,17 +162,20 @@ func rate(all []count) uint64 {
 }
 
 // drain reads to the end. What comes in the first tenth does not count: the
-// connection is still finding out how fast it may be.
+// connection is still finding out how fast it may be. Where all came at once,
+// since a busy machine read it late, it counts over the whole load.
 func drain(c net.Conn, load time.Duration) (count, error) {
 	if err := c.SetDeadline(time.Now().Add(load + benchSlack)); err != nil {
 		return count{}, err
 	}
 	buf := make([]byte, benchBlock)
 	var got count
+	var all uint64
 	var first, from, last time.Time
 	for {
 		n, err := c.Read(buf)
 		now := time.Now()
+		all += uint64(n)
 		switch {
 		case n == 0:
 		case first.IsZero():
@@ -193,7 +196,7 @@ func drain(c net.Conn, load time.Duration) (count, error) {
 		}
 	}
 	if last.IsZero() {
-		return count{}, errors.New("too little came through to measure")
+		return count{all, load}, nil
 	}
 	got.over = last.Sub(from)
 	return got, nil
@@ -303,6 +306,22 @@ func (b *bench) trips() (time.Duration, error) {
 	return took[len(took)/2], nil
 }
 
+// once joins errors, those that say the same but once.
+func once(errs []error) error {
+	var out []error
+	said := map[string]bool{}
+	for _, err := range errs {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = fmt.Errorf("the other end closed the connection before it said what had come (%w)", err)
+		}
+		if err != nil && !said[err.Error()] {
+			said[err.Error()] = true
+			out = append(out, err)
+		}
+	}
+	return errors.Join(out...)
+}
+
 // direction loads one direction over several connections.
 func (b *bench) direction(purpose byte) (uint64, error) {
 	counts, errs := make([]count, benchStreams), make([]error, benchStreams)
@@ -327,7 +346,7 @@ func (b *bench) direction(purpose byte) (uint64, error) {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := once(errs); err != nil {
 		return 0, err
 	}
 	r := rate(counts)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -91,6 +92,51 @@ func TestABenchFindsTheRateThatThereIs(t *testing.T) {
 	if most := uint64(benchStreams * each * 5 / 4); r.In > most || r.In == 0 || r.Out < most {
 		t.Errorf("in at %d bytes a second of %d, out at %d", r.In, benchStreams*each, r.Out)
 	}
+}
+
+// A machine that reads late, because it has much to do, finds everything there
+// at once.
+func TestWhatIsReadLateIsMeasured(t *testing.T) {
+	near, far := tcpPair(t)
+	if _, err := near.Write(make([]byte, 64<<10)); err != nil { // buffers hold it
+		t.Fatal(err)
+	}
+	_ = near.Close()
+	got, err := drain(far, BenchMost) // a tenth of that is longer than reading takes
+	if err != nil || got.bytes != 64<<10 || got.over != BenchMost {
+		t.Errorf("%+v, %v", got, err)
+	}
+	near, far = tcpPair(t)
+	_ = near.Close()
+	if got, err := drain(far, BenchLeast); err != nil || rate([]count{got}) != 0 {
+		t.Errorf("of nothing: %+v, %v", got, err)
+	}
+}
+
+func TestABenchSaysOnceWhatIsWrongWithAllConnections(t *testing.T) {
+	err := once([]error{io.EOF, nil, io.EOF, os.ErrDeadlineExceeded, io.EOF})
+	if !errors.Is(err, io.EOF) || !errors.Is(err, os.ErrDeadlineExceeded) || strings.Count(err.Error(), "\n") != 1 || strings.Count(err.Error(), "the other end closed") != 1 {
+		t.Errorf("%v", err)
+	}
+	if err := once(make([]error, 4)); err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+func tcpPair(t *testing.T) (near, far net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if near, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if far, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	return near, far
 }
 
 func TestWhoHasNotTheTokenOfABenchGetsNothing(t *testing.T) {

@@ -75,12 +75,15 @@ func (e *end) peer() string {
 	return e.probedID
 }
 
+// unpluggedOrOff is what one end alone can say of a cable that it does not see.
+const unpluggedOrOff = "the cable is unplugged or the machine at the other end is off"
+
 // current derives the state and what keeps it from being better.
 func (e *end) current(name func(string) string) (tbclusterv1.LinkState, string) {
 	peer := name(e.peer())
 	switch {
 	case !e.listed:
-		return tbclusterv1.LinkState_LINK_STATE_DOWN, "the cable is unplugged or the machine at the other end is off"
+		return tbclusterv1.LinkState_LINK_STATE_DOWN, unpluggedOrOff
 	case e.nic.Name == "" && e.hadNIC && e.peer() != "":
 		return tbclusterv1.LinkState_LINK_STATE_DOWN, "its network interface has vanished"
 	case e.nic.Name == "":

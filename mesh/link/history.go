@@ -221,6 +221,9 @@ func (h *History) down(port, peer, reason string, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.at(port, peer, now)
+	if n := len(r.Flaps); n > 0 && r.Flaps[n-1].Back.IsZero() {
+		return // it has not been back since: one outage
+	}
 	r.Flaps = append(r.Flaps, Flap{Down: now, Reason: cut(reason)})
 	r.Flaps = slices.Clone(r.Flaps[max(0, len(r.Flaps)-maxFlaps):])
 }

@@ -46,6 +46,11 @@ func TestWhatHappenedToACableOutlivesARestart(t *testing.T) {
 	if fmt.Sprint(flaps) != fmt.Sprint(want) || got == nil || *got != m {
 		t.Errorf("got %v, %v", flaps, got)
 	}
+	// It is down in another way, and was not back in between.
+	h.down("0-1", "beta", "pulled", day.Add(150*time.Minute))
+	if flaps, _ = h.of("0-1", "beta", "", 0); fmt.Sprint(flaps) != fmt.Sprint(want) {
+		t.Errorf("of one outage: %v", flaps)
+	}
 	// An agent that begins while it is down sees it come back.
 	h.back("0-1", "beta", day.Add(3*time.Hour))
 	if flaps, _ = h.of("0-1", "beta", "", 0); !flaps[1].Back.Equal(day.Add(3 * time.Hour)) {
@@ -75,7 +80,9 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	h := openHistory(t, path)
 	long := strings.Repeat("é", 10000)
 	for i := range 1000 {
-		h.down(fmt.Sprintf("0-%x", i%2+1), "beta", long, day.Add(time.Duration(i)*time.Second))
+		port, at := fmt.Sprintf("0-%x", i%2+1), day.Add(time.Duration(i)*time.Second)
+		h.down(port, "beta", long, at)
+		h.back(port, "beta", at.Add(time.Millisecond))
 	}
 	if flaps, _ := h.of("0-1", "beta", "", 0); len(flaps) != maxFlaps || !flaps[maxFlaps-1].Down.Equal(day.Add(998*time.Second)) || len(flaps[0].Reason) > maxFlapReason {
 		t.Errorf("%d flaps, the last at %v", len(flaps), flaps[len(flaps)-1].Down)

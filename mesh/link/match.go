@@ -52,6 +52,29 @@ func newMatcher(reports map[string][]*peerv1.LinkReport) *matcher {
 	return m
 }
 
+// latest leaves out what nodes that are not up said of ends whose machine speaks
+// as a node that is up: it has a new identity since, and the cables go on. A
+// domain's UUID tells the machine.
+func latest(reports map[string][]*peerv1.LinkReport, up func(node string) bool) map[string][]*peerv1.LinkReport {
+	canonical := canonicalUUIDs()
+	speaks := map[string]bool{}
+	for node, list := range reports {
+		for _, r := range list {
+			if u := canonical(r.GetLocalUuid()); u != "" && up(node) {
+				speaks[u] = true
+			}
+		}
+	}
+	out := make(map[string][]*peerv1.LinkReport, len(reports))
+	for node, list := range reports {
+		if !up(node) {
+			list = slices.DeleteFunc(slices.Clone(list), func(r *peerv1.LinkReport) bool { return speaks[canonical(r.GetLocalUuid())] })
+		}
+		out[node] = list
+	}
+	return out
+}
+
 func compareSides(a, b *side) int {
 	return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.report.GetPort(), b.report.GetPort()), cmp.Compare(a.remote, b.remote))
 }

@@ -348,9 +348,14 @@ func (t *Tracker) match() {
 		own[canonical(e.local)] = true
 	}
 	reports := map[string][]*peerv1.LinkReport{t.cfg.Self: t.reports()}
-	owners := map[string][]string{} // canonical UUID → nodes that have it
+	said := map[string][]*peerv1.LinkReport{t.cfg.Self: reports[t.cfg.Self]}
 	for id, p := range t.peers {
-		for _, r := range p.Reports {
+		said[id] = p.Reports
+	}
+	said = latest(said, func(node string) bool { return node == t.cfg.Self || t.peers[node].Up })
+	owners := map[string][]string{} // canonical UUID → nodes that have it
+	for id := range t.peers {
+		for _, r := range said[id] {
 			if u := canonical(r.GetLocalUuid()); u != "" && !slices.Contains(owners[u], id) {
 				owners[u] = append(owners[u], id)
 			}
@@ -384,6 +389,9 @@ func (t *Tracker) match() {
 		}
 		if _, paired := t.peers[e.peerID]; !paired {
 			e.peerID, e.peerPort = "", ""
+		}
+		if e.peerID != "" && e.probedID != "" && e.probedID != e.peerID && !t.peers[e.probedID].Up {
+			e.unmeet() // the machine there has another identity than when it was met
 		}
 	}
 }

@@ -533,6 +533,58 @@ func TestAnAgentThatStandsStillIsToldFromASilentCable(t *testing.T) {
 	await(t, "down", ms, all(down, 1))
 }
 
+// A machine with a new identity is another node, and its cables are the same.
+func TestACableGoesOnWithTheNewIdentityOfTheMachine(t *testing.T) {
+	for _, id := range []string{"gamma", "aaa"} { // on either side of alpha
+		a, b, w := pairOf(t)
+		await(t, "proven", []*machine{a, b}, all(proven, 1))
+		old := b.tracker.Reports()
+		b.tracker.Close()
+		c := newMachine(t, id, b.uuid)
+		near, far := *w.ends[0], *w.ends[1]
+		near.far, far.far, far.m = &far, &near, c
+		c.plugs, c.index = []*plug{&far}, b.index
+		w.mu.Lock()
+		conns := w.conns
+		w.conns = map[net.Conn]struct{}{}
+		w.mu.Unlock()
+		for x := range conns {
+			_ = x.Close()
+		}
+		a.mu.Lock()
+		a.plugs = []*plug{&near}
+		a.mu.Unlock()
+		c.facts()
+		c.address()
+		names := func(l []*tbclusterv1.Link) []string { return []string{l[0].A.NodeId, l[0].B.NodeId} }
+		deadline := time.Now().Add(time.Minute)
+		var l []*tbclusterv1.Link
+		for {
+			was := Peer{NodeID: "beta", Name: "beta", Reports: old}
+			a.tracker.SetPeers([]Peer{was, {NodeID: id, Name: id, Up: true, LinkPort: 7871, Reports: c.tracker.Reports()}})
+			c.tracker.SetPeers([]Peer{was, {NodeID: "alpha", Name: "alpha", Up: true, LinkPort: 7871, Reports: a.tracker.Reports()}})
+			l = Assemble("alpha", []NodeInfo{{ID: "alpha", Name: "alpha", Up: true}, {ID: "beta", Name: "beta"}, {ID: id, Name: id, Up: true}},
+				map[string][]*peerv1.LinkReport{"alpha": a.tracker.Reports(), "beta": old, id: c.tracker.Reports()})
+			if all(proven, 1)(l) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("never proven: %v", l)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := names(l); !slices.Contains(n, "alpha") || !slices.Contains(n, id) {
+			t.Errorf("it joins %v", n)
+		}
+		// Before the new one is let in, what the old one said is all that is known.
+		l = Assemble("alpha", []NodeInfo{{ID: "alpha", Name: "alpha", Up: true}, {ID: "beta", Name: "beta"}},
+			map[string][]*peerv1.LinkReport{"alpha": a.tracker.Reports(), "beta": old})
+		if len(l) == 0 || !slices.Contains(names(l), "beta") {
+			t.Errorf("without the new one it is %v", l)
+		}
+	}
+}
+
 func TestAProbeFromTheWrongNodeOrInterfaceIsTurnedAway(t *testing.T) {
 	a, b, _ := pairOf(t)
 	await(t, "proven", []*machine{a, b}, all(proven, 1))

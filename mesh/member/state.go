@@ -67,7 +67,7 @@ func judge(now time.Time, l life) (s State, reason string, next time.Time) {
 	case l.farewell != "" && !l.connected:
 		return Down, l.farewell, time.Time{}
 	case silent >= down:
-		return Down, "not heard from for " + down.String() + because(l.refused), time.Time{}
+		return Down, "not heard from any more" + because(l.refused), time.Time{}
 	case l.connected && silent < late:
 		return Up, "", l.lastHeard.Add(late)
 	case l.connected:

@@ -429,11 +429,18 @@ func (m *Manager) send(p *peer, s *stream) error {
 			if err := s.wire.Send(heartbeat(sequence, 0, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
-			timer.Reset(beat)
+			timer.Reset(m.untilBeat(beat))
 		case <-s.ctx.Done():
 			return nil
 		}
 	}
+}
+
+// untilBeat is the time until the next heartbeat. Those to all peers fall
+// together: a process that wakes once for all costs less than one that wakes for
+// each.
+func (m *Manager) untilBeat(beat time.Duration) time.Duration {
+	return beat - time.Since(m.began)%beat
 }
 
 func heartbeat(sequence, echo uint64, wall time.Time) *peerv1.SyncMessage {

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"time"
 
 	"github.com/schollz/pake/v3"
 )
@@ -49,6 +50,7 @@ const (
 	refusedUsed   refusal = "used"  // another node was faster
 	refusedEnded  refusal = "ended" // three wrong tries
 	refusedExpiry refusal = "expired"
+	refusedSlow   refusal = "slow" // the joiner did not answer in time
 	// refusedCluster: the joiner is in another one, with others.
 	refusedCluster refusal = "cluster"
 	refusedFault   refusal = "fault" // Text says it
@@ -73,6 +75,19 @@ type wire struct {
 	rw        io.ReadWriter
 	confirmed bool
 	read      int
+	// within bounds each frame, from when it is begun to be written or waited
+	// for: what this side does between them, on a machine that is slow, is no
+	// fault of the other one. 0 is no bound.
+	within time.Duration
+}
+
+// begin sets the time that the next frame may take.
+func (w *wire) begin() error {
+	c, ok := w.rw.(interface{ SetDeadline(time.Time) error })
+	if !ok || w.within == 0 {
+		return nil
+	}
+	return c.SetDeadline(time.Now().Add(w.within))
 }
 
 func (w *wire) write(f frame) error {
@@ -89,6 +104,9 @@ func (w *wire) write(f frame) error {
 	if limit := w.limit(); len(data) > limit {
 		return fmt.Errorf("a message of %d bytes is more than %d", len(data), limit)
 	}
+	if err := w.begin(); err != nil {
+		return err
+	}
 	_, err = w.rw.Write(append(head, data...))
 	return err
 }
@@ -104,6 +122,9 @@ func (w *wire) next() (frame, error) {
 	head := make([]byte, 2)
 	if w.confirmed {
 		head = make([]byte, 4)
+	}
+	if err := w.begin(); err != nil {
+		return frame{}, err
 	}
 	if _, err := io.ReadFull(w.rw, head); err != nil {
 		return frame{}, err

@@ -1,22 +1,19 @@
 package pair
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"sync"
-	"time"
 
+	"tbcluster/api/fault"
 	"tbcluster/mesh/channel"
 	"tbcluster/mesh/identity"
 )
 
-const (
-	// helloWithin bounds the wait for a first message: only then does an
-	// exchange take the one place there is.
-	helloWithin = 3 * time.Second
-	// maxWaiting connections may wait with their first message; the oldest makes
-	// room.
-	maxWaiting = 8
-)
+// maxWaiting connections may wait with their first message; the oldest makes
+// room.
+const maxWaiting = 8
 
 // invitation is one open code at the inviting side.
 type invitation struct {
@@ -105,8 +102,8 @@ func (i *invitation) finish() {
 	i.busy = false
 }
 
-// wrong notes a wrong guess.
-func (i *invitation) wrong(from string) {
+// wrong notes a wrong guess, and says what the guesser is told.
+func (i *invitation) wrong(from string) refusal {
 	i.mu.Lock()
 	i.tries++
 	last := i.tries >= MaxTries
@@ -116,7 +113,9 @@ func (i *invitation) wrong(from string) {
 	i.mu.Unlock()
 	if last {
 		i.end(Event{Ended: failed("three wrong tries have ended the code", "somebody may be guessing; open a new one with `tbcluster pair`")}, refusedEnded)
+		return refusedEnded
 	}
+	return refusedWrong
 }
 
 // wait has conn wait for its first message, in the place of the oldest if need be.
@@ -152,19 +151,13 @@ func (i *invitation) serve(conn *channel.Conn) {
 
 func (i *invitation) exchange(conn *channel.Conn) error {
 	over := i.wait(conn)
-	err := conn.SetDeadline(time.Now().Add(helloWithin))
-	w := &wire{rw: conn}
-	var hello frame
-	if err == nil {
-		hello, err = w.next()
-	}
+	w := &wire{rw: conn, within: i.p.times.hello}
+	hello, err := w.next()
 	over()
 	if err != nil {
 		return err
 	}
-	if err := conn.SetDeadline(time.Now().Add(exchangeWithin - helloWithin)); err != nil {
-		return err
-	}
+	w.within = i.p.times.answer
 	if hello.Number != Number(i.p.key.ID()) {
 		return w.write(frame{Refuse: refusedOther})
 	}
@@ -184,15 +177,14 @@ func (i *invitation) exchange(conn *channel.Conn) error {
 	}
 	confirm, err := w.next()
 	if err != nil {
-		return err // no guess: without our MAC its point says nothing
+		return i.slow(w, err) // no guess: without our MAC its point says nothing
 	}
 	ok, err := e.confirms(confirm.MAC)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		i.wrong(conn.RemoteAddr().String())
-		return w.write(frame{Refuse: refusedWrong})
+		return w.write(frame{Refuse: i.wrong(conn.RemoteAddr().String())})
 	}
 	// One use, whatever comes of it.
 	if !i.shut(refusedUsed) {
@@ -210,9 +202,22 @@ func (i *invitation) exchange(conn *channel.Conn) error {
 	return nil
 }
 
+// slow tells the other side that it was given up, if err is that it did not
+// answer in time. It would see a connection that ends otherwise, for whatever
+// reason.
+func (i *invitation) slow(w *wire, err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errors.Join(err, w.write(frame{Refuse: refusedSlow}))
+	}
+	return err
+}
+
 // letIn introduces the node that has shown that it knows the code.
 func (i *invitation) letIn(conn *channel.Conn, w *wire, e *exchange) (member identity.Member, err error) {
 	broken := func(err error) error {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return fault.New(fault.Timeout, "pair", errors.New("the other node did not answer in time"), "open a new code with `tbcluster pair` and try again")
+		}
 		return failed(fmt.Sprintf("the other node went away in between (%v)", err), "open a new code with `tbcluster pair` and try again")
 	}
 	mac, err := e.mac(inviterRole)
@@ -222,13 +227,10 @@ func (i *invitation) letIn(conn *channel.Conn, w *wire, e *exchange) (member ide
 	if err := w.write(frame{MAC: mac}); err != nil {
 		return member, broken(err)
 	}
-	w.confirmed = true
-	if err := conn.SetDeadline(time.Now().Add(exchangeWithin)); err != nil {
-		return member, broken(err)
-	}
+	w.confirmed, w.within = true, i.p.times.joiner
 	about, err := w.next()
 	if err != nil {
-		return member, broken(err)
+		return member, broken(i.slow(w, err))
 	}
 	if cluster, _ := i.p.store.Cluster(); !about.Alone && about.Cluster != cluster {
 		f := failed("the other node is in another cluster with others", "run `tbcluster pair` there and type its code here, or take it out of that cluster with `tbcluster pair --new-identity` there")

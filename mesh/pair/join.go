@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
+	"os"
+	"syscall"
 
 	"tbcluster/api/fault"
 	"tbcluster/mesh/channel"
@@ -18,23 +19,22 @@ func (p *Pairer) join(ctx context.Context, code string, conn *channel.Conn) (ide
 	defer func() { _ = conn.Close() }() // what was to be said has been
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	w := &wire{rw: conn}
+	w := &wire{rw: conn, within: p.times.joiner}
 	member, err := p.joinOver(w, code, conn)
 	switch {
 	case err == nil || fault.As(err) != nil || errors.Is(err, errBusy):
 		return member, err
 	case ctx.Err() != nil:
 		return member, interrupted(ctx)
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return member, silent().With("stage", "exchange")
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		err = errors.New("it closed the connection")
 	}
 	return member, fault.New(fault.PairingFailed, "pairing failed", err, "try again; if it stays so, bring both nodes to the same version of tbcluster").With("stage", "exchange")
 }
 
 func (p *Pairer) joinOver(w *wire, code string, conn *channel.Conn) (member identity.Member, err error) {
-	if err := conn.SetDeadline(time.Now().Add(exchangeWithin)); err != nil {
-		return member, err
-	}
 	e, err := newExchange(code, joinerRole, p.key.Public(), conn.PeerKey(), conn.ConnectionState())
 	if err != nil {
 		return member, err
@@ -85,9 +85,6 @@ func (p *Pairer) joinOver(w *wire, code string, conn *channel.Conn) (member iden
 
 // enter goes into the cluster of the node that is now known to be the right one.
 func (p *Pairer) enter(w *wire, conn *channel.Conn) (member identity.Member, err error) {
-	if err := conn.SetDeadline(time.Now().Add(exchangeWithin)); err != nil {
-		return member, err
-	}
 	cluster, _ := p.store.Cluster()
 	if err := w.write(frame{Name: p.store.Self().Name, Cluster: cluster, Alone: p.store.Alone()}); err != nil {
 		return member, err
@@ -135,6 +132,8 @@ func refused(f frame) error {
 		err = failed("three wrong tries have ended the code", again)
 	case refusedExpiry:
 		err = failed("the code has expired", again)
+	case refusedSlow:
+		err = fault.New(fault.Timeout, "pair", errors.New("this node took too long to answer, and the other one has given up"), "try again when this machine has less to do; if the code is used then, "+again)
 	case refusedCluster:
 		err = fault.Newf(fault.NodeInUse,
 			"run `tbcluster pair` here and type its code at the other node; to bring this node over instead, run `tbcluster pair --new-identity` here first",

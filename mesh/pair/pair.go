@@ -20,14 +20,30 @@ const (
 	Lifetime = 2 * time.Minute
 	// MaxTries is how many wrong tries either side makes or takes with one code.
 	MaxTries = 3
-	// exchangeWithin bounds an exchange, and what follows it once more.
-	exchangeWithin = 10 * time.Second
+	// joinWithin bounds how long a joiner tries while another is let in.
+	joinWithin = 10 * time.Second
 )
+
+// times bound how long one side waits for a message of the other.
+type times struct {
+	// hello is for the first one that the inviter gets: only then does an
+	// exchange take the one place there is, for as long as answer at most.
+	hello, answer time.Duration
+	// joiner is for those of the joiner, and of the inviter once it knows who
+	// joins.
+	joiner time.Duration
+}
+
+var usual = times{hello: 3 * time.Second, answer: 7 * time.Second, joiner: 10 * time.Second}
 
 // Options are the settings of a Pairer.
 type Options struct {
-	Clock host.Clock   // nil is the system's
-	Log   *slog.Logger // nil discards
+	// InTouch reports whether a node is in this one's cluster and connected with it
+	// now: with that one there is nothing to pair, and a code would be used up. nil
+	// is that none is.
+	InTouch func(identity.NodeID) bool
+	Clock   host.Clock   // nil is the system's
+	Log     *slog.Logger // nil discards
 }
 
 // Pairer pairs one node with others.
@@ -36,6 +52,7 @@ type Pairer struct {
 	store *identity.Store
 	ch    *channel.Channel
 	o     Options
+	times times
 
 	mu    sync.Mutex
 	open  *invitation
@@ -57,7 +74,7 @@ func New(key *identity.Key, store *identity.Store, ch *channel.Channel, o Option
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Pairer{key: key, store: store, ch: ch, o: o, tried: map[[sha256.Size]byte]tries{}}
+	return &Pairer{key: key, store: store, ch: ch, o: o, times: usual, tried: map[[sha256.Size]byte]tries{}}
 }
 
 // Invitation is an open code.
@@ -147,7 +164,8 @@ type Candidate struct {
 // Join pairs with the node that showed code, at the first candidate that is
 // that node, and returns that node as a member. Faults: USAGE (no code),
 // PAIRING_FAILED (wrong, used, expired, other node than named), NODE_IN_USE
-// (this node is in another cluster), NODE_DOWN (no candidate answers).
+// (this node is in another cluster), NODE_DOWN (no candidate answers), TIMEOUT
+// (the other side does not answer, or this one is too slow for it).
 func (p *Pairer) Join(ctx context.Context, code string, candidates []Candidate) (identity.Member, error) {
 	number, code, err := ParseCode(code)
 	if err != nil {
@@ -247,6 +265,12 @@ func (p *Pairer) joinAny(ctx context.Context, number, code string, candidates []
 			_ = a.conn.Close() // tried already
 			continue
 		}
+		if p.o.InTouch != nil && p.o.InTouch(a.conn.Peer()) {
+			_ = a.conn.Close() // nothing was said
+			f := failed("this node and "+p.nameOf(a.conn.Peer())+" are in the same cluster already",
+				"the code is not used up: type it on a machine that is not in the cluster yet (`tbcluster pair --list` shows who is)")
+			return identity.Member{}, f.With("stage", "in")
+		}
 		done[a.conn.Peer()] = true
 		member, err := p.joinPatiently(ctx, code, a.conn, a.Way)
 		if err == nil {
@@ -263,6 +287,13 @@ func (p *Pairer) joinAny(ctx context.Context, number, code string, candidates []
 	return identity.Member{}, worst
 }
 
+func (p *Pairer) nameOf(id identity.NodeID) string {
+	if m, ok := p.store.Member(id); ok {
+		return m.Name
+	}
+	return id.Short()
+}
+
 // rank orders what went wrong at several candidates: what says most counts.
 func rank(err error) int {
 	switch f := fault.As(err); {
@@ -276,9 +307,13 @@ func rank(err error) int {
 	return 3
 }
 
+func silent() *fault.Fault {
+	return fault.New(fault.Timeout, "pair", errors.New("the other node did not answer in time"), "see that `tbcluster pair` still waits there, and try again")
+}
+
 func interrupted(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fault.New(fault.Timeout, "pair", errors.New("the other node did not answer in time"), "see that `tbcluster pair` still waits there, and try again")
+		return silent()
 	}
 	return fault.Newf(fault.Interrupted, "", "pairing was interrupted")
 }
@@ -293,7 +328,7 @@ func notOpen(err error) error {
 
 // joinPatiently makes the exchange, again while another one is under way there.
 func (p *Pairer) joinPatiently(ctx context.Context, code string, conn *channel.Conn, way channel.Way) (identity.Member, error) {
-	until := time.Now().Add(exchangeWithin)
+	until := time.Now().Add(joinWithin)
 	for {
 		member, err := p.join(ctx, code, conn)
 		if !errors.Is(err, errBusy) || time.Now().After(until) {

@@ -168,6 +168,10 @@ func TestWrongCodeThreeTimes(t *testing.T) {
 		if !strings.Contains(f.Why, "wrong") {
 			t.Fatalf("try %d: %v", i+1, err)
 		}
+		// Nobody is told to type a code again that is over.
+		if over := i == MaxTries-1; over != strings.Contains(f.Fix, "new one") || over == strings.Contains(f.Fix, "type it again") {
+			t.Fatalf("try %d: to do is %q", i+1, f.Fix)
+		}
 	}
 	e, n := last(t, inv)
 	if n != MaxTries || !fault.Is(e.Ended, fault.PairingFailed) {
@@ -180,6 +184,27 @@ func TestWrongCodeThreeTimes(t *testing.T) {
 	// The joining side gives up on its code after three as well, without asking.
 	if _, err := b.Join(ctx(t), wrong, nil); !fault.Is(err, fault.PairingFailed) || !strings.Contains(err.Error(), "three times") {
 		t.Fatalf("fourth try of the joining side: %v", err)
+	}
+}
+
+func TestWhoIsInAlreadyUsesNoCodeUp(t *testing.T) {
+	a, b, c := newNode(t, "a"), newNode(t, "b"), newNode(t, "c")
+	if _, err := b.Join(ctx(t), a.open(t, 0).Code, a.at()); err != nil {
+		t.Fatal(err)
+	}
+	inv := a.open(t, 0)
+	b.o.InTouch = func(id identity.NodeID) bool { return id == a.id() }
+	for range 2 {
+		_, err := b.Join(ctx(t), inv.Code, a.at())
+		if f := fault.As(err); f == nil || f.Reason != fault.PairingFailed || !strings.Contains(f.Why, "a are in the same cluster already") {
+			t.Fatalf("a member pairs again: %v", err)
+		}
+	}
+	if _, err := c.Join(ctx(t), inv.Code, a.at()); err != nil {
+		t.Fatalf("the one for whom the code is: %v", err)
+	}
+	if e, n := last(t, inv); e.Joined == nil || e.Joined.ID != c.id() || n != 0 {
+		t.Fatalf("%d wrong tries, then %+v", n, e)
 	}
 }
 

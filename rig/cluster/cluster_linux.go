@@ -39,6 +39,9 @@ type Cluster struct {
 	rig    *rig.Rig
 	ctx    context.Context // of the agents
 	cancel context.CancelFunc
+	// Report hears, in a line, of what people would have to do again; nil is
+	// silence. It is set before the first call.
+	Report func(line string)
 
 	mu     sync.Mutex
 	agents map[string]*guest.Process
@@ -46,7 +49,7 @@ type Cluster struct {
 
 // New returns the hosts of a rig as a cluster; no agent runs yet.
 func New(r *rig.Rig) *Cluster {
-	c := &Cluster{rig: r, agents: map[string]*guest.Process{}}
+	c := &Cluster{rig: r, agents: map[string]*guest.Process{}, Report: func(string) {}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -87,9 +90,9 @@ func (c *Cluster) Start(ctx context.Context, h *rig.Host) error {
 		case <-ctx.Done():
 		}
 	}()
-	// The socket of the agent is there when it answers; sysfs and sockets tell
-	// nobody, so the guest looks.
-	_, err = h.Sh(ctx, "until [ -S /run/tbcluster/agent.sock ]; do sleep 0.05; done; tbcluster version >/dev/null")
+	// Nobody is told of an agent that answers, so the guest looks. A socket alone
+	// may be that of one that was killed.
+	_, err = h.Sh(ctx, "until [ -S /run/tbcluster/agent.sock ] && "+Path+" status -o json >/dev/null 2>&1; do sleep 0.05; done")
 	if cause := context.Cause(ctx); cause != nil {
 		return fault.New(fault.NoAgent, "start the agent of host "+h.Name(), cause, "")
 	}
@@ -126,7 +129,7 @@ func (c *Cluster) Up(ctx context.Context) error {
 		return err
 	}
 	for _, h := range hosts[1:] {
-		if err := c.pair(ctx, hosts[0], h); err != nil {
+		if err := c.PairPatiently(ctx, hosts[0], h); err != nil {
 			return err
 		}
 	}
@@ -142,18 +145,21 @@ func (c *Cluster) Up(ctx context.Context) error {
 	return err
 }
 
-// attempts is how often hosts try to pair: emulated ones on a busy machine are
-// slower than the exchange may be, and the program then says to try again.
+// attempts is how often hosts try to pair: emulated ones on a busy machine may be
+// slower than an exchange may be. The program says so then, and to try again.
 const attempts = 3
 
-func (c *Cluster) pair(ctx context.Context, inviter, joiner *rig.Host) (err error) {
-	for range attempts {
+// PairPatiently is Pair, again where the program says that the time was too
+// short, and for no other reason.
+func (c *Cluster) PairPatiently(ctx context.Context, inviter, joiner *rig.Host, args ...string) error {
+	for n := 1; ; n++ {
+		err := c.Pair(ctx, inviter, joiner, args...)
 		var exit *guest.ExitError
-		if err = c.Pair(ctx, inviter, joiner); !errors.As(err, &exit) || exit.Code != fault.ExitDenied {
+		if !errors.As(err, &exit) || exit.Code != fault.ExitTimeout || n == attempts || ctx.Err() != nil {
 			return err
 		}
+		c.Report(fmt.Sprintf("host %s and host %s were too slow to pair, attempt %d: %v", inviter.Name(), joiner.Name(), n, err))
 	}
-	return err
 }
 
 // as is the local user of people of other hosts.
@@ -164,8 +170,9 @@ func (c *Cluster) as(h *rig.Host) string {
 	return "root"
 }
 
-// Pair lets one host into the cluster of another, by root on both.
-func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host) error {
+// Pair lets one host into the cluster of another, by root on both. args are given
+// to the joining one besides.
+func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host, args ...string) error {
 	what := "pair " + joiner.Name() + " with " + inviter.Name()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -185,7 +192,7 @@ func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host) error {
 		return fault.New(fault.PairingFailed, what, err, "")
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }() // it must not wait for somebody to read
-	if _, err := joiner.Run(ctx, Path, "pair", event.Code, "--as", c.as(joiner)); err != nil {
+	if _, err := joiner.Run(ctx, append([]string{Path, "pair", event.Code, "--as", c.as(joiner)}, args...)...); err != nil {
 		cancel()
 		return errors.Join(err, <-ended)
 	}
@@ -194,12 +201,24 @@ func (c *Cluster) Pair(ctx context.Context, inviter, joiner *rig.Host) error {
 
 // Status is what `tbcluster status -o json` says, as far as it is looked at.
 type Status struct {
-	Nodes []struct {
-		Name, State, Reason string
-		Privileged          bool
-		BootID              string `json:"boot_id"`
-	}
-	Links []Link
+	Nodes    []Node
+	Links    []Link
+	Findings []Finding
+}
+
+// Node is a host as the cluster sees it.
+type Node struct {
+	Name, ID, State, Reason string
+	Self, Privileged        bool
+	BootID                  string `json:"boot_id"`
+	// ControlPath is how the host that was asked reaches it: "thunderbolt0
+	// 10.77.0.1:7871".
+	ControlPath string `json:"control_path"`
+}
+
+// Finding is what is to be looked at.
+type Finding struct {
+	Code, Severity, Node, Subject, Title, Evidence string
 }
 
 // Link is a cable as the cluster sees it.
@@ -212,6 +231,18 @@ type Link struct {
 	CapableGbps    float64 `json:"capable_gbps"`
 	Lanes          int
 	Flaps          uint64
+	Errors         uint64
+	RTTUs          uint64       `json:"rtt_us"`
+	Measurement    *Measurement // the last of `tbcluster links bench`
+}
+
+// Measurement is what a cable was measured at, bytes a second.
+type Measurement struct {
+	AToB    uint64 `json:"a_to_b_bytes_per_second"`
+	BToA    uint64 `json:"b_to_a_bytes_per_second"`
+	RTTUs   uint64 `json:"rtt_us"`
+	Seconds float64
+	Shared  bool
 }
 
 // LinkEnd is one end of it.
@@ -286,7 +317,7 @@ func (c *Cluster) Wait(ctx context.Context, h *rig.Host, what string, fits func(
 func (s Status) String() string {
 	var words []string
 	for _, n := range s.Nodes {
-		words = append(words, strings.TrimSpace(n.Name+" "+n.State+" "+n.Reason))
+		words = append(words, strings.Join(strings.Fields(n.Name+" "+n.State+" "+n.ControlPath+" "+n.Reason), " "))
 	}
 	for _, l := range s.Links {
 		end := func(e *LinkEnd) string {

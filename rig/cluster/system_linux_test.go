@@ -288,7 +288,13 @@ func (s *system) status() Status {
 // proven waits until both hosts show the cable as proven.
 func (s *system) proven(what string) {
 	s.t.Helper()
-	wait(s.t, s.c, what, func(st Status) bool { return st.Up() == 2 && st.Proven() == 1 })
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	for _, h := range s.r.Hosts() {
+		if _, err := s.c.Wait(ctx, h, what, func(st Status) bool { return st.Up() == 2 && st.Proven() == 1 }); err != nil {
+			s.t.Fatal(err)
+		}
+	}
 }
 
 // answers waits until an agent of a version answers.
@@ -366,7 +372,7 @@ func TestSystemd(t *testing.T) {
 	s.in("NetworkManager leaves the cable alone", released)
 	s.in("copies over a bad cable", badCable)
 	s.in("an instance serves through an upgrade", upgraded)
-	s.in("killed in the middle of a change", killed)
+	s.in("killed in the middle of a change", bothKilled)
 	s.in("down gives the cable back to NetworkManager", down)
 	s.in("systemd-networkd leaves the cable alone", networkd)
 	s.in("removed and purged", purged)
@@ -453,7 +459,7 @@ func paired(s *system) {
 		s.t.Fatal(err)
 	}
 	begun := time.Now()
-	if err := s.c.pair(ctx, s.a, s.b); err != nil {
+	if err := s.c.Pair(ctx, s.a, s.b); err != nil {
 		s.t.Fatal(err)
 	}
 	s.proven("wait until the cable is proven")
@@ -590,9 +596,9 @@ systemd-run -q --unit ask --property StandardOutput=file:/run/answers bash /run/
 	s.proven("wait until the cable is proven after the upgrade")
 }
 
-// killed kills both halves at once, each time at another point of what they do
+// bothKilled kills both halves at once, each time at another point of what they do
 // when a cable is plugged in. The unit starts them again.
-func killed(s *system) {
+func bothKilled(s *system) {
 	pid := s.sh("echo " + engine)
 	cable := s.r.Cable("a.0")
 	for _, at := range []struct{ when, seen string }{

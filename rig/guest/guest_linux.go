@@ -29,10 +29,10 @@ const portName = wire.Port
 // PowerOn starts it again with the same disks. Its methods may be called by
 // several goroutines.
 type Guest struct {
-	o         Options
-	dir       string
-	temporary bool   // dir is ours
-	initrd    string // the file that QEMU loads
+	o      Options
+	dir    string
+	remove func() error // dir, if it is ours
+	initrd string       // the file that QEMU loads
 
 	power sync.Mutex // held while the power is switched
 
@@ -41,6 +41,7 @@ type Guest struct {
 	machine *machine      // nil while the power is off
 	session *session      // nil while no agent is there
 	boots   int           // sessions so far
+	ended   string        // how the last machine ended that we did not kill, and what it said
 	reports reports
 	log     []Record
 	console tail
@@ -70,11 +71,10 @@ func Start(ctx context.Context, o Options) (*Guest, error) {
 	}
 	g := &Guest{o: o, dir: o.Dir, changed: make(chan struct{})}
 	if g.dir == "" {
-		dir, err := os.MkdirTemp("", "rig-"+o.Name+"-")
-		if err != nil {
-			return nil, fault.New(fault.FileIO, "make a directory for guest "+o.Name, err, "")
+		var err error
+		if g.dir, g.remove, err = TempDir(o.Name); err != nil {
+			return nil, err
 		}
-		g.dir, g.temporary = dir, true
 	} else if err := os.MkdirAll(g.dir, 0o755); err != nil {
 		return nil, fault.New(fault.FileIO, "make a directory for guest "+o.Name, err, "").At(g.dir)
 	}
@@ -193,7 +193,8 @@ func (g *Guest) failed(what string, err error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	why := err.Error()
-	if end := g.console.String(); end != "" {
+	// The console of one whose power was cut says nothing of that.
+	if end := g.console.String(); end != "" && (g.machine != nil || g.ended != "" || g.boots == 0) {
 		why += "\nthe end of its console:\n" + end
 	}
 	return &fault.Fault{Reason: fault.LabFailed, What: what + " guest " + g.o.Name, Where: filepath.Join(g.dir, "console.log"), Why: why, Err: err}
@@ -289,7 +290,7 @@ func (g *Guest) startMachine(ctx context.Context) error {
 	readers.Go(func() { g.readConsole(conns[consoleFD-agentFD], console) })
 	readers.Go(func() { g.readAgent(conns[0]) })
 	m.monitor = newMonitor(conns[monitorFD-agentFD], func(string) {})
-	g.change(func() { g.machine = m })
+	g.change(func() { g.machine, g.ended = m, "" })
 	go func() {
 		err := <-exited
 		readers.Wait() // their ends close with QEMU
@@ -300,6 +301,10 @@ func (g *Guest) startMachine(ctx context.Context) error {
 				m.err = errors.Join(err, errors.New(said))
 			}
 			g.machine = nil
+			g.ended = ""
+			if !m.killed {
+				g.ended = ending(m.cmd.ProcessState, m.said.String())
+			}
 		})
 		close(m.ended)
 	}()
@@ -307,6 +312,15 @@ func (g *Guest) startMachine(ctx context.Context) error {
 		return errors.Join(g.failed("start", fmt.Errorf("%w\n%s", err, m.said.String())), g.kill())
 	}
 	return nil
+}
+
+// ending says how QEMU has ended, in a line. It may have said more, but only of what
+// ended it where that was itself.
+func ending(s *os.ProcessState, said string) string {
+	if said == "" || s.ExitCode() <= 0 {
+		return s.String()
+	}
+	return s.String() + ": " + said[strings.LastIndexByte(said, '\n')+1:]
 }
 
 // maxLine is how long a line of a console may be; a longer one is cut into
@@ -525,6 +539,14 @@ func (g *Guest) Wait(ctx context.Context) error {
 	return g.wait(ctx, "wait for the end of", func() (bool, error) { return g.machine == nil, nil })
 }
 
+// Ended says how QEMU has ended where that was not by us, "signal: killed", and what
+// it has said; "" while it runs, or after Kill.
+func (g *Guest) Ended() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.ended
+}
+
 // BootTime returns the time from the kernel's start to its agent's, in this boot;
 // 0 while no agent is there.
 func (g *Guest) BootTime() time.Duration {
@@ -549,8 +571,8 @@ func (g *Guest) Close() error {
 			err = errors.Join(err, e)
 		}
 	}
-	if g.temporary {
-		err = errors.Join(err, os.RemoveAll(g.dir))
+	if g.remove != nil {
+		err = errors.Join(err, g.remove())
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package guest
 import (
 	"regexp"
 	"strings"
+	"time"
 )
 
 // Kind is a kind of Report.
@@ -63,8 +64,9 @@ const (
 // reports finds Reports in a console, line by line.
 type reports struct {
 	list []Report
-	open bool // the last one may go on
-	n    int  // its lines
+	open bool      // the last one may go on
+	n    int       // its lines
+	at   time.Time // when the last of them came
 }
 
 // line takes a line of the console.
@@ -81,7 +83,7 @@ func (r *reports) line(text string) {
 		}
 		if len(r.list) < maxReports {
 			r.list = append(r.list, Report{Kind: s.kind, Title: said, Text: text})
-			r.open, r.n = true, 1
+			r.open, r.n, r.at = true, 1, time.Now()
 		}
 		return
 	}
@@ -96,4 +98,5 @@ func (r *reports) line(text string) {
 		r.open = false
 	}
 	last.Text += "\n" + text
+	r.at = time.Now()
 }

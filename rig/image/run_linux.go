@@ -29,7 +29,7 @@ func run(ctx context.Context, cmd *exec.Cmd) (string, error) {
 		if ctx.Err() != nil {
 			return out.String(), context.Cause(ctx)
 		}
-		return out.String(), &commandError{args: cmd.Args, err: err, said: lastLines(errs.String(), out.String())}
+		return out.String(), &commandError{args: cmd.Args, err: err, said: lastLines(errs.String(), out.String()), all: errs.String() + out.String()}
 	}
 	return out.String(), nil
 }
@@ -38,7 +38,8 @@ func run(ctx context.Context, cmd *exec.Cmd) (string, error) {
 type commandError struct {
 	args []string
 	err  error
-	said string
+	said string // the end of it
+	all  string
 }
 
 func (e *commandError) Error() string {

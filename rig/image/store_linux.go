@@ -65,6 +65,13 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
+// Unavailable reports whether an error of a Store means that this machine cannot
+// have guests at all: it is of another kind, there is no root to build with, or
+// no Debian mirror.
+func Unavailable(err error) bool {
+	return fault.Is(err, fault.NoPermission) || fault.Is(err, fault.Connection) || fault.Is(err, fault.Unsupported)
+}
+
 // Dir returns the directory of the store.
 func (s *Store) Dir() string { return s.dir }
 

@@ -4,6 +4,7 @@
 // output. It is meant for guests of the rig and runs on any Linux.
 //
 //	probe watch                                     package state, at once and at every change
+//	probe attributes                                package state, all attributes of Thunderbolt
 //	probe receive INTERFACE                         takes one stream; says its port, then what came
 //	probe send INTERFACE ADDRESS:PORT SEED BYTES    sends one stream
 //

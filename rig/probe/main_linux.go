@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+
+	"tbcluster/rig/state"
 )
 
 func main() {
@@ -21,13 +23,19 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("usage: probe watch | receive INTERFACE | send INTERFACE ADDRESS:PORT SEED BYTES")
+var errUsage = errors.New("usage: probe watch | attributes | receive INTERFACE | send INTERFACE ADDRESS:PORT SEED BYTES")
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	say := json.NewEncoder(out)
 	switch {
 	case len(args) == 1 && args[0] == "watch":
 		return watch(ctx, "/sys", say)
+	case len(args) == 1 && args[0] == "attributes":
+		a, err := state.ReadAttributes("/sys")
+		if err != nil {
+			return err
+		}
+		return say.Encode(a)
 	case len(args) == 2 && args[0] == "receive":
 		return receive(ctx, args[1], say)
 	case len(args) == 5 && args[0] == "send":

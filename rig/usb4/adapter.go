@@ -78,7 +78,7 @@ var speedBits = map[Generation]uint32{Gen2: 8, Gen3: 4, Gen4: 2}
 
 // adapter is an adapter of a router.
 type adapter struct {
-	host   *Host
+	node   *node
 	number int
 	port   *Port // of a lane adapter
 	second bool  // lane 1 of a port
@@ -124,8 +124,8 @@ func (p *path) count(n int, dropped bool) {
 	}
 }
 
-func newAdapter(h *Host, number, paths int) *adapter {
-	a := &adapter{host: h, number: number, paths: make([]path, paths)}
+func newAdapter(n *node, number, paths int) *adapter {
+	a := &adapter{node: n, number: number, paths: make([]path, paths)}
 	for i := range a.paths {
 		a.paths[i].adapter = a
 	}
@@ -134,7 +134,7 @@ func newAdapter(h *Host, number, paths int) *adapter {
 
 // reset brings the adapter to where it is after power-on.
 func (a *adapter) reset() {
-	o := a.host.options
+	o := a.node.options
 	c := &a.config
 	*c = [adapterSize]uint32{}
 	a.sets = [counterSets]counterSet{}
@@ -246,7 +246,7 @@ func (a *adapter) writePath(offset, v uint32) {
 		if p.enabled() {
 			p.used = true
 		}
-		a.host.fabric.rewired()
+		a.node.fabric.rewired()
 	}
 }
 

@@ -4,7 +4,7 @@ package usb4
 
 import (
 	"context"
-	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -21,6 +21,9 @@ type Cable struct {
 	in      bool
 	wires   [2]wire // from ends[0] and from ends[1]
 	flaps   uint64
+
+	holding int // calls of Hold that have not ended
+	held    []heldPacket
 }
 
 func newCable(f *Fabric, a, b *Port, o CableOptions) *Cable {
@@ -30,10 +33,10 @@ func newCable(f *Fabric, a, b *Port, o CableOptions) *Cable {
 	for i := range c.wires {
 		w := &c.wires[i]
 		w.fabric, w.from, w.to = f, c.ends[i].index, c.ends[1-i].index
-		w.random = rand.New(rand.NewPCG(f.seed, uint64(len(f.cables))<<1|uint64(i)))
+		w.number = uint64(len(f.cables))<<1 | uint64(i)
 		w.turn = newEvent(func(now time.Duration) { f.serve(w, now) })
 		w.landing = newEvent(func(now time.Duration) { f.land(w, now) })
-		w.set(o.WireOptions)
+		w.set(o.WireOptions, f.clock.Now())
 	}
 	return c
 }
@@ -54,7 +57,7 @@ func (c *Cable) plug(now time.Duration) {
 		return
 	}
 	c.in = true
-	c.fabric.note(c.ends[0].host, c.ends[0], "cable to %s plugged", c.ends[1])
+	c.fabric.note(c.ends[0].node, c.ends[0], "cable to %s plugged", c.ends[1])
 	c.ends[0].train(now)
 }
 
@@ -70,9 +73,34 @@ func (c *Cable) unplug() {
 		return
 	}
 	c.in = false
+	c.held = nil
 	c.flaps++
-	c.fabric.note(c.ends[0].host, c.ends[0], "cable to %s unplugged", c.ends[1])
+	c.fabric.note(c.ends[0].node, c.ends[0], "cable to %s unplugged", c.ends[1])
 	c.ends[0].down()
+}
+
+// Hold keeps back the packets by which two domains talk over the cable until
+// release is called; then they go in their order. Hosts wait for answers for half a
+// second and longer.
+func (c *Cable) Hold() (release func()) {
+	c.fabric.lock()
+	c.holding++
+	c.fabric.unlock()
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			c.fabric.lock()
+			defer c.fabric.unlock()
+			if c.holding--; c.holding > 0 {
+				return
+			}
+			held := c.held
+			c.held = nil
+			for _, p := range held {
+				p.to.send(p.packet)
+			}
+		})
+	}
 }
 
 // Flap pulls the cable and plugs it in again after a time. It returns when it
@@ -166,9 +194,10 @@ func (c *Cable) Wire(from *Port) WireOptions {
 
 func (c *Cable) setWire(i int, o WireOptions) {
 	w := &c.wires[i]
-	w.set(o)
-	c.fabric.serve(w, c.fabric.clock.Now())
-	c.fabric.stirred = true
+	now := c.fabric.clock.Now()
+	w.set(o, now)
+	c.fabric.serve(w, now)
+	c.fabric.rewired() // of several cables on a way, the slowest sets the pace
 }
 
 // Counters returns the counters of the cable.
@@ -187,9 +216,17 @@ func (c *Cable) counters() CableCounters {
 // String returns "a.0 - b.1".
 func (c *Cable) String() string { return c.ends[0].String() + " - " + c.ends[1].String() }
 
+// Trains returns how many lanes come up the next time that they train, and how
+// fast.
+func (c *Cable) Trains() (lanes int, speed Generation) {
+	c.fabric.mu.Lock()
+	defer c.fabric.mu.Unlock()
+	return c.lanes()
+}
+
 // lanes returns how many lanes come up, and how fast.
 func (c *Cable) lanes() (n int, speed Generation) {
-	a, b := c.ends[0].host.options, c.ends[1].host.options
+	a, b := c.ends[0].node.options, c.ends[1].node.options
 	n, speed = min(a.Lanes, b.Lanes), min(a.Speed, b.Speed)
 	if c.options.Speed != 0 {
 		speed = min(speed, c.options.Speed)

@@ -23,7 +23,7 @@ func (h *Host) controlRing() {
 		h.control.waiting = nil
 		return
 	}
-	f.note(h, nil, "control channel started")
+	f.note(&h.node, nil, "control channel started")
 	if !h.awake {
 		h.awake = true
 		now := f.clock.Now()
@@ -84,7 +84,7 @@ func (h *Host) received(kind uint8, b []byte) {
 		h.fabric.log.Warn("a control packet with a wrong CRC or length", "host", h.name, "bytes", len(b))
 		return
 	}
-	h.fabric.tracePacket(h, nil, true, &p)
+	h.fabric.tracePacket(&h.node, nil, true, &p)
 	handle := packetHandlers[p.kind]
 	if handle == nil {
 		h.control.counters.Malformed++
@@ -144,7 +144,7 @@ func (h *Host) deliverControl() {
 		}
 		asked := d.word()
 		d.finish(uint32(len(b)) | uint32(p.kind)<<descEOFShift | descCompleted)
-		h.fabric.tracePacket(h, nil, false, p)
+		h.fabric.tracePacket(&h.node, nil, false, p)
 		r.prod = r.next(r.prod)
 		r.counters.Frames++
 		r.counters.Bytes += uint64(len(b))
@@ -171,11 +171,12 @@ func (h *Host) request(p *packet) {
 		return
 	}
 	a := address(p.words[2])
-	if route := p.route(); route != 0 {
-		h.requestBeyond(p, route)
+	n, adapter, code := h.follow(p.route())
+	if code != noError {
+		h.fail(p, code, adapter)
 		return
 	}
-	read, write, size, code := h.space(a)
+	read, write, size, code := n.space(a)
 	if code != noError {
 		h.fail(p, code, a.adapter())
 		return
@@ -186,7 +187,7 @@ func (h *Host) request(p *packet) {
 		return
 	}
 	h.control.counters.Requests++
-	reply := newPacket(p.kind, p.words[0]|fromRouter, p.words[1], a.from(h.router.nhi().number))
+	reply := newPacket(p.kind, p.words[0]|fromRouter, p.words[1], a.from(n.router.upstream().number))
 	if p.kind == packetRead {
 		for i := range length {
 			reply.words[3+i] = read(a.offset() + i)
@@ -204,79 +205,68 @@ func (h *Host) request(p *packet) {
 const noError = 0xff
 
 // space finds the configuration space that an address means.
-func (h *Host) space(a address) (read func(uint32) uint32, write func(offset, v uint32), size, code uint32) {
+func (n *node) space(a address) (read func(uint32) uint32, write func(offset, v uint32), size, code uint32) {
 	s := a.space()
 	if s == spaceRouter {
-		return h.router.read, h.router.write, routerSize, noError
+		return n.router.read, n.router.write, routerSize, noError
 	}
-	if a.adapter() >= len(h.router.adapters) {
+	if a.adapter() >= len(n.router.adapters) {
 		return nil, nil, 0, errorNoPort
 	}
-	ad := h.router.adapter(a.adapter())
+	ad := n.router.adapter(a.adapter())
 	if ad == nil || ad.space(s) == 0 {
 		return nil, nil, 0, errorSpace
 	}
 	return func(o uint32) uint32 { return ad.read(s, o) }, func(o, v uint32) { ad.write(s, o, v) }, ad.space(s), noError
 }
 
-// towards finds the port that the first hop of a route leads out of. code is
-// the error if there is no way.
-func (h *Host) towards(route uint64) (p *Port, adapter int, code uint32) {
-	n := int(route & 0xff)
-	a := h.router.adapter(n)
-	if a == nil || a.port == nil || a.second {
-		return nil, n, errorNoPort
-	}
-	if !a.port.up {
-		return a.port, n, errorNotConnected
-	}
-	return a.port, n, noError
-}
-
-// requestBeyond answers a request for a router behind one of our ports. There
-// is none that this domain may configure: what is there is the host of another
-// domain, and says so. The driver then looks for it by XDomain packets
-// (tb.c, tb_scan_port).
-func (h *Host) requestBeyond(p *packet, route uint64) {
-	port, n, code := h.towards(route)
-	if code == noError {
-		code = errorNoPort
-		if port.lanes[0].config[adapterBuffers]&adapterLocked != 0 {
-			code = errorLocked
-		}
-	}
-	h.fail(p, code, n)
-}
-
 // forward sends an XDomain packet to the host of another domain, whose driver
 // gets it with the adapter through which it came as the route.
 func (h *Host) forward(p *packet) {
-	route := p.route()
-	port, _, code := h.towards(route)
-	if code != noError || route>>8 != 0 { // hosts pass nothing on for others
+	port, code := h.outOf(p.route())
+	if code != noError {
 		// No error: the driver would take it for the answer to whichever
 		// request it is waiting for (ctl.c, tb_cfg_match).
 		h.control.counters.Dropped++
 		return
 	}
-	peer := port.peer()
+	to, route := port.peer().beyond()
+	if to == nil { // a hub that nobody has taken, or one itself
+		h.control.counters.Dropped++
+		return
+	}
 	h.control.counters.XDomain++
 	port.counters.OutPackets++
-	peer.counters.InPackets++
+	port.peer().counters.InPackets++
 	port.wire().counters.Control++
 	out := *p
-	out.words[0], out.words[1] = fromRouter, uint32(peer.lanes[0].number)
-	peer.host.send(out)
+	out.words[0], out.words[1] = fromRouter|uint32(route>>32), uint32(route)
+	if port.cable.holding > 0 {
+		port.cable.held = append(port.cable.held, heldPacket{to, out})
+		return
+	}
+	to.send(out)
 }
 
-// sendEvent tells the driver that something was plugged in or pulled.
-func (h *Host) sendEvent(adapter int, unplug bool) {
+// heldPacket is a packet that waits for Cable.Hold to end.
+type heldPacket struct {
+	to     *Host
+	packet packet
+}
+
+// sendEvent tells the driver that something was plugged in or pulled at a router
+// of its domain.
+func (n *node) sendEvent(adapter int, unplug bool) {
+	h, route := n.manager()
+	if h == nil {
+		return
+	}
 	w := uint32(adapter)
 	if unplug {
 		w |= 1 << 31
 	}
 	h.control.counters.Events++
-	h.send(newPacket(packetEvent, fromRouter, 0, w))
+	h.send(newPacket(packetEvent, fromRouter|uint32(route>>32), uint32(route), w))
 }
 
 // acknowledge handles an ERROR of the driver: the acknowledgement of an event
@@ -285,7 +275,11 @@ func (h *Host) acknowledge(p *packet) {
 	if p.n < 3 || p.words[2]&0xff != errorAckPlug {
 		return
 	}
-	a := h.router.adapter(int(p.words[2] >> 8 & 0x3f))
+	n, _, code := h.follow(p.route())
+	if code != noError {
+		return
+	}
+	a := n.router.adapter(int(p.words[2] >> 8 & 0x3f))
 	if a == nil || a.port == nil || a.second {
 		return
 	}

@@ -2,12 +2,22 @@
 
 package usb4
 
+import "time"
+
 // Counters are all counters of a fabric, at one moment: nothing moves between
 // the first and the last of them. They count from New on, over reboots of the
 // guests.
 type Counters struct {
 	Hosts  []HostCounters
+	Hubs   []HubCounters
 	Cables []CableCounters
+}
+
+// HubCounters are those of one hub.
+type HubCounters struct {
+	Name string
+	// Paths are by hop of each path through it, as those of hosts.
+	Paths []PathCounters
 }
 
 // HostCounters are those of one host.
@@ -42,8 +52,9 @@ type RingCounters struct {
 	// Held counts how often a transmit ring stopped for want of the receiver's
 	// buffers (end to end flow control); Paced how often for the cable's rate.
 	Held, Paced uint64
-	// CRCErrors and Overruns count frames that were received with these flags.
-	CRCErrors, Overruns uint64
+	// CRCErrors and Overruns count frames that were received with these flags,
+	// Corrupted those in which a bit was flipped and no flag says so.
+	CRCErrors, Overruns, Corrupted uint64
 	// Dropped are frames that did not arrive: counted with the ring that sent
 	// them when there was no ring to receive them, else with that one.
 	Dropped Drops
@@ -113,10 +124,25 @@ type WireCounters struct {
 	// Delivered frames came out at the other end, injected faults and all;
 	// what became of them there, the rings know.
 	Delivered, DeliveredBytes uint64
-	// What was injected.
+	// What was injected, and how many frames it was decided for. Of Injection's
+	// Every it is exactly the Every-th part, rounded down, of what was judged
+	// since it was set.
 	Lost, Corrupted, CorruptedFlagged, Overrun uint64
+	Judged                                     Judged
 	// DroppedAfter were under way when the cable was cut.
 	DroppedAfter uint64
 	InFlight     uint64
 	Control      uint64 // control packets
+	// How a rate was kept: a wire with a rate that has sent n bits since the first
+	// has taken n/rate, Idle and Missed for it, and as much as it is late now.
+	Idle   time.Duration // between frames, with nothing to send or no buffer to send it to
+	Missed time.Duration // never made up for: the machine did not let us run for too long, or nothing was left to send
+	Late   time.Duration // the most that it was behind its rate since the rate was set
 }
+
+// Judged counts, for each injection, the frames that it was decided for while it
+// was on: those that set out, for Loss; those that have arrived in a buffer, for
+// the others. An injection that is off judges none, so the difference between
+// before it was set and after it was taken back is exact, whatever else crosses
+// the cable.
+type Judged struct{ Loss, Corrupt, CorruptFlagged, Overrun uint64 }

@@ -23,11 +23,11 @@
 // spaces of router and adapters with paths and counters, lane adapters with
 // training, bonding and downstream port reset, enough of TMU, buffer allocation
 // and sideband for the driver to be content, packets between domains, end to end
-// flow control. Sources of protocol facts are the USB4 specification, where a
+// flow control, and hubs with hosts of other domains behind them (AddHub). Sources of protocol facts are the USB4 specification, where a
 // section is named, and drivers/thunderbolt of Linux, where a file is.
 //
-// What is not: tunnels of PCIe, DisplayPort and USB 3, device routers and
-// retimers, system sleep. Frames arrive in order or not at all; nothing is
+// What is not: tunnels of PCIe, DisplayPort and USB 3, device routers with
+// anything but ports, retimers, system sleep. Frames arrive in order or not at all; nothing is
 // ever duplicated, as on hardware.
 //
 // Loading a driver. The thunderbolt driver resets what it finds: by the host

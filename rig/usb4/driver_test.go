@@ -435,7 +435,7 @@ func addHost(t testing.TB, f *Fabric, o HostOptions) *Host {
 
 func connect(t testing.TB, a, b *Port, o CableOptions) *Cable {
 	t.Helper()
-	c, err := a.host.fabric.Connect(a, b, o)
+	c, err := a.node.fabric.Connect(a, b, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -469,7 +469,7 @@ const (
 // streamOver sets up a path over a cable, from one of its ends.
 func streamOver(c *Cable, from, to *driver, ring, size int, options uint32) stream {
 	out, in := c.ends[0], c.ends[1]
-	if out.host != from.host {
+	if out.node.host != from.host {
 		out, in = in, out
 	}
 	hop := uint32(8 + ring)

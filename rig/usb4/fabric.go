@@ -23,6 +23,7 @@ type Fabric struct {
 
 	mu     sync.Mutex
 	hosts  []*Host
+	hubs   []*Hub
 	cables []*Cable
 	closed bool
 
@@ -69,14 +70,29 @@ func (f *Fabric) AddHost(o HostOptions) (*Host, error) {
 	}
 	f.lock()
 	defer f.unlock()
-	for _, h := range f.hosts {
-		if h.name == o.Name || h.options.UID == o.UID {
-			return nil, fault.Newf(fault.Usage, "give each host a name and a UID of its own", "two hosts %s and %s with the same name or UID", h.name, o.Name)
-		}
+	if err := f.unique(o); err != nil {
+		return nil, err
 	}
 	h := newHost(f, o)
 	f.hosts = append(f.hosts, h)
 	return h, nil
+}
+
+// unique refuses a second name or UID.
+func (f *Fabric) unique(o HostOptions) error {
+	var all []*node
+	for _, h := range f.hosts {
+		all = append(all, &h.node)
+	}
+	for _, h := range f.hubs {
+		all = append(all, &h.node)
+	}
+	for _, n := range all {
+		if n.name == o.Name || n.options.UID == o.UID {
+			return fault.Newf(fault.Usage, "give each host and hub a name and a UID of its own", "both %s and %s have the same name or UID", n.name, o.Name)
+		}
+	}
+	return nil
 }
 
 // Host returns the host of that name, or nil.
@@ -91,6 +107,18 @@ func (f *Fabric) Host(name string) *Host {
 	return nil
 }
 
+// Hub returns the hub of that name, or nil.
+func (f *Fabric) Hub(name string) *Hub {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, h := range f.hubs {
+		if h.name == name {
+			return h
+		}
+	}
+	return nil
+}
+
 // Connect puts a cable between two ports, each of which may have one.
 func (f *Fabric) Connect(a, b *Port, o CableOptions) (*Cable, error) {
 	if err := o.check(); err != nil {
@@ -98,8 +126,8 @@ func (f *Fabric) Connect(a, b *Port, o CableOptions) (*Cable, error) {
 	}
 	f.lock()
 	defer f.unlock()
-	if a == b || a.host.fabric != f || b.host.fabric != f {
-		return nil, fault.Newf(fault.Usage, "connect two ports of hosts of this fabric", "a cable cannot lead from %s to %s", a, b)
+	if a == b || a.node.fabric != f || b.node.fabric != f {
+		return nil, fault.Newf(fault.Usage, "connect two ports of hosts or hubs of this fabric", "a cable cannot lead from %s to %s", a, b)
 	}
 	for _, p := range []*Port{a, b} {
 		if p.cable != nil {
@@ -258,6 +286,9 @@ func (f *Fabric) Counters() Counters {
 	var c Counters
 	for _, h := range f.hosts {
 		c.Hosts = append(c.Hosts, h.counters())
+	}
+	for _, h := range f.hubs {
+		c.Hubs = append(c.Hubs, HubCounters{Name: h.name, Paths: h.router.pathCounters()})
 	}
 	for _, k := range f.cables {
 		c.Cables = append(c.Cables, k.counters())

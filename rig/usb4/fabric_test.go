@@ -296,6 +296,44 @@ func TestDomainsTalk(t *testing.T) {
 	}
 }
 
+func TestPacketsBetweenDomainsAreHeld(t *testing.T) {
+	f := fabric(t, Options{})
+	a, b, c := two(t, f, HostOptions{}, CableOptions{})
+	release := c.Hold()
+	again := c.Hold()
+	for i := range uint32(3) {
+		a.send(newPacket(packetXDomainRequest, 0, 1, 4, uuidXDP, 2, 3, 4, 12, i))
+	}
+	a.settled()
+	b.get1(spaceRouter, 0, 0) // its own router answers
+	if len(b.seen) != 0 {
+		t.Errorf("it came: %s", b.describe())
+	}
+	release()
+	release()
+	b.get1(spaceRouter, 0, 0)
+	if len(b.seen) != 0 {
+		t.Errorf("it came when one of two let it go: %s", b.describe())
+	}
+	again()
+	for i := range uint32(3) {
+		if p := b.receive("what was held", func(p *packet) bool { return p.kind == packetXDomainRequest }); p.words[8] != i {
+			t.Errorf("packet %d came as number %d", p.words[8], i)
+		}
+	}
+	// What was on its way when the cable was pulled is lost.
+	release = c.Hold()
+	a.send(newPacket(packetXDomainRequest, 0, 1, 4, uuidXDP, 2, 3, 4, 12, 9))
+	a.settled()
+	c.Unplug()
+	release()
+	b.event(0, false)
+	b.get1(spaceRouter, 0, 0)
+	if len(b.seen) != 0 {
+		t.Errorf("it came out of a cable that was pulled: %s", b.describe())
+	}
+}
+
 func TestThreeHostsInARing(t *testing.T) {
 	f := fabric(t, Options{})
 	var hosts []*Host
@@ -600,13 +638,13 @@ func TestInjectionsAreCountedExactly(t *testing.T) {
 	lost += uint64(n - expect)
 	k := f.Counters()
 	w := k.Cables[0].AtoB
-	if got := (WireCounters{Sent: n, SentBytes: n * 64, Delivered: arrived, DeliveredBytes: arrived * 64, Lost: lost, Corrupted: corrupted, CorruptedFlagged: flagged, Overrun: overrun}); w != got {
+	if got := (WireCounters{Sent: n, SentBytes: n * 64, Delivered: arrived, DeliveredBytes: arrived * 64, Lost: lost, Corrupted: corrupted, CorruptedFlagged: flagged, Overrun: overrun, Judged: Judged{n, arrived, arrived, arrived}}); w != got {
 		t.Errorf("counted  %+v\nobserved %+v", w, got)
 	}
 	if lost <= n/10 || lost > n/10+n/10 || corrupted != (n-lost)/7 || overrun != (n-lost)/100 || flagged < n/20 || flagged > n/6 {
 		t.Errorf("lost %d, corrupted %d, flagged %d, overrun %d of %d", lost, corrupted, flagged, overrun, n)
 	}
-	if r := k.Hosts[1].RX[1]; r.Frames != arrived || r.CRCErrors != flagged || r.Overruns != overrun || k.Hosts[0].TX[1].Dropped.Injected != lost {
+	if r := k.Hosts[1].RX[1]; r.Frames != arrived || r.CRCErrors != flagged || r.Overruns != overrun || r.Corrupted != corrupted || k.Hosts[0].TX[1].Dropped.Injected != lost {
 		t.Errorf("rings: %+v, %+v", r, k.Hosts[0].TX[1])
 	}
 }
@@ -642,6 +680,63 @@ func TestTheSameSeedLosesTheSame(t *testing.T) {
 	one, again, other := run(1), run(1), run(2)
 	if one != again || one == other || len(one) < 100 {
 		t.Errorf("seed 1: %s\nseed 1: %s\nseed 2: %s", one, again, other)
+	}
+}
+
+// Which frames are struck depends on nothing that went before the injection was
+// set, nor on other injections.
+func TestAnInjectionThatIsSetAnewStrikesTheSameFrames(t *testing.T) {
+	f := fabric(t, Options{Seed: 3})
+	a, b, c := two(t, f, HostOptions{}, CableOptions{})
+	s := streamOver(c, a, b, 1, 128, 0)
+	const n = 100
+	run := func(o WireOptions) (lost, flagged, silent string) {
+		t.Helper()
+		before := c.Counters().AtoB.Judged
+		if err := c.SetWire(a.host.Port(0), o); err != nil {
+			t.Fatal(err)
+		}
+		s.postAll(n, 16)
+		if err := c.SetWire(a.host.Port(0), WireOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s.postAll(7, 16) // not judged
+		for _, ok := s.tx.completed(); ok; _, ok = s.tx.completed() {
+		}
+		next := 0
+		want := make([]byte, 16)
+		for fr, ok := s.rx.completed(); ok; fr, ok = s.rx.completed() {
+			for ; ; next++ {
+				if pattern(want, next%n); differ(want, fr.bytes) <= 2 {
+					break
+				}
+				lost += fmt.Sprint(next, " ")
+			}
+			if fr.flags&descCRCError != 0 {
+				flagged += fmt.Sprint(next, " ")
+			} else if differ(want, fr.bytes) != 0 {
+				silent += fmt.Sprint(next, " ")
+			}
+			next++
+		}
+		after := c.Counters().AtoB.Judged
+		if o.Loss.on() && after.Loss-before.Loss != n || !o.Loss.on() && after.Loss != before.Loss {
+			t.Errorf("%d frames were judged, not %d", after.Loss-before.Loss, n)
+		}
+		return lost, flagged, silent
+	}
+	half := Injection{Probability: 0.3}
+	lost, _, _ := run(WireOptions{Loss: half})
+	_, flagged, _ := run(WireOptions{CorruptFlagged: half})
+	_, _, silent := run(WireOptions{Corrupt: half})
+	if len(lost) < 50 || len(flagged) < 50 || len(silent) < 50 || lost == flagged || flagged == silent {
+		t.Fatalf("lost %s\nflagged %s\nsilent %s", lost, flagged, silent)
+	}
+	again, _, _ := run(WireOptions{Loss: half, Overrun: half})
+	_, flaggedAgain, _ := run(WireOptions{CorruptFlagged: half, Overrun: Injection{Every: 2}})
+	_, _, silentAgain := run(WireOptions{Corrupt: half})
+	if again != lost || flaggedAgain != flagged || silentAgain != silent {
+		t.Errorf("lost %s\n then %s\nflagged %s\n then %s\nsilent %s\n then %s", lost, again, flagged, flaggedAgain, silent, silentAgain)
 	}
 }
 

@@ -46,14 +46,28 @@ func FuzzPacket(f *testing.F) {
 	})
 }
 
-// fuzzed is two hosts with a cable, of which a fuzz test drives the first.
+// fuzzed is two hosts with a cable, of which a fuzz test drives the first, and
+// between their second ports a hub with another one behind it, which leads back to
+// the first by its downstream port.
 func fuzzed(t *testing.T) (a, b *driver) {
 	f := fabric(t, Options{})
 	f.Trace(io.Discard, TraceFilter{Registers: true, Interrupts: true})
-	ha, hb := addHost(t, f, HostOptions{Name: "a", Version: 2}), addHost(t, f, HostOptions{Name: "b"})
+	ha, hb := addHost(t, f, HostOptions{Name: "a", Version: 2, Ports: 2}), addHost(t, f, HostOptions{Name: "b", Ports: 2})
 	connect(t, ha.Port(0), hb.Port(0), CableOptions{Training: -1, WireOptions: WireOptions{Latency: time.Microsecond, Corrupt: Injection{Every: 3}}})
+	one, err := f.AddHub(HubOptions{Name: "one", Ports: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := f.AddHub(HubOptions{Name: "two"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ends := range [][2]*Port{{ha.Port(1), one.Port(0)}, {hb.Port(1), one.Port(1)}, {one.Port(2), two.Port(0)}, {one.Port(3), two.Port(1)}} {
+		connect(t, ends[0], ends[1], CableOptions{Training: -1})
+	}
 	a, b = bring(t, ha), bring(t, hb)
 	b.event(0, true)
+	b.event(1, true)
 	return a, b
 }
 
@@ -68,6 +82,8 @@ func alive(t *testing.T, b *driver) {
 func FuzzControl(f *testing.F) {
 	f.Add([]byte{1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 32, 0})
 	f.Add([]byte{6, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 5, 2, 4, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0x20, 0x1a, 0x80, 0, 0, 0x33})
+	// Of the hub: it is enabled, and a port of it is unlocked and hears of events.
+	f.Add([]byte{2, 2, 0, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0x20, 3, 0x80, 0, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 3, 2, 0x18, 0x20, 4, 0, 0, 0, 0, 6, 8, 0, 0, 0, 0, 0, 0, 5, 3})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, b := fuzzed(t)
 		for n := 0; len(data) > 2 && n < 100; n++ {

@@ -29,12 +29,7 @@ const (
 // machine. It is off until Serve has a virtual machine, and its lanes come up
 // when the driver there has first started the control channel.
 type Host struct {
-	fabric  *Fabric
-	name    string
-	options HostOptions
-
-	ports  []*Port
-	router router
+	node
 	tx, rx []ring
 
 	pci     pciFunction
@@ -63,7 +58,8 @@ type Host struct {
 }
 
 func newHost(f *Fabric, o HostOptions) *Host {
-	h := &Host{fabric: f, name: o.Name, options: o}
+	h := &Host{node: node{fabric: f, name: o.Name, options: o}}
+	h.host = h
 	h.tx, h.rx = make([]ring, o.Hops), make([]ring, o.Hops)
 	for i := range o.Hops {
 		h.tx[i] = ring{host: h, number: i, transmits: true, bit: uint64(1) << i}
@@ -72,27 +68,10 @@ func newHost(f *Fabric, o HostOptions) *Host {
 	for i := range h.gates {
 		h.gates[i].init(h, i)
 	}
-	h.router = newRouter(h)
-	for i := range o.Ports {
-		h.ports = append(h.ports, newPort(h, i))
-	}
+	h.build()
 	h.pci = newPCIFunction(o)
 	h.hungry.end = newEvent(func(time.Duration) { f.stirred = true })
 	return h
-}
-
-// Name returns the name.
-func (h *Host) Name() string { return h.name }
-
-// Ports returns how many ports there are.
-func (h *Host) Ports() int { return len(h.ports) }
-
-// Port returns a port, from 0, or nil if there is none of that number.
-func (h *Host) Port(i int) *Port {
-	if i < 0 || i >= len(h.ports) {
-		return nil
-	}
-	return h.ports[i]
 }
 
 // Attached reports whether a virtual machine is connected: the host has power.
@@ -188,14 +167,14 @@ func (h *Host) Attach(c vfiouser.Client) {
 	h.client = c
 	h.attached = true
 	h.attachedCount++
-	h.fabric.note(h, nil, "power on")
+	h.fabric.note(&h.node, nil, "power on")
 	h.fabric.tell()
 }
 
 // Detach takes the power away (vfiouser.Device).
 func (h *Host) Detach() {
 	h.fabric.lock()
-	h.fabric.note(h, nil, "power off")
+	h.fabric.note(&h.node, nil, "power off")
 	h.reset()
 	h.attached = false
 	h.pci = newPCIFunction(h.options)
@@ -213,7 +192,7 @@ func (h *Host) Reset() {
 	h.fabric.lock()
 	defer h.fabric.unlock()
 	h.resets++
-	h.fabric.note(h, nil, "PCI reset")
+	h.fabric.note(&h.node, nil, "PCI reset")
 	h.reset()
 	h.pci.reset()
 }

@@ -111,7 +111,7 @@ func (h *Host) interrupt() uint32 {
 		return 0
 	}
 	if vectors != 0 && h.fabric.traceInterrupts {
-		h.fabric.trace(kindInterrupt, h, nil, func() string { return vectorNames(vectors) })
+		h.fabric.trace(kindInterrupt, &h.node, nil, func() string { return vectorNames(vectors) })
 	}
 	return vectors
 }

@@ -142,6 +142,10 @@ type CableOptions struct {
 type WireOptions struct {
 	// Rate is the limit in bit/s of what the frames carry; 0 is none. Frames of
 	// several rings take turns. The speed of the lanes sets no limit of its own.
+	// Where the machine does not let us run in time, up to a second is made up
+	// for, at no more than twice the rate but for 80 ms' worth at once: over any longer time the
+	// rate is exact while there is something to send. WireCounters say how it was
+	// kept.
 	Rate int64
 	// Latency is the time from a frame's last bit sent to its arrival.
 	Latency time.Duration
@@ -156,9 +160,13 @@ type WireOptions struct {
 	Overrun Injection
 }
 
-// Injection says which frames something is done to: every Every-th (counted
-// from the moment it was set), and each with Probability besides. The zero
-// value is none.
+// Injection says which frames something is done to: every Every-th, and each
+// with Probability besides. The zero value is none.
+//
+// Frames are counted from the moment at which it was set. Which of them are
+// struck is decided by the seed of the fabric, the cable and the direction alone:
+// the n-th frame fares the same in every run, whatever went before. To be set
+// anew it has to be taken back first; setting what is set already changes nothing.
 type Injection struct {
 	Every       uint64
 	Probability float64 // 0 to 1

@@ -12,9 +12,9 @@ import (
 // (switch.c, tb_switch_configure).
 const eventRepeat = 255 * time.Millisecond
 
-// Port is a USB4 port of a host: two lane adapters and the receptacle.
+// Port is a USB4 port of a host or a hub: two lane adapters and the receptacle.
 type Port struct {
-	host  *Host
+	node  *node
 	index int
 	lanes [2]*adapter
 	cable *Cable
@@ -33,10 +33,10 @@ type Port struct {
 	counters PortCounters
 }
 
-func newPort(h *Host, index int) *Port {
-	p := &Port{host: h, index: index}
+func newPort(n *node, index int) *Port {
+	p := &Port{node: n, index: index}
 	for i := range p.lanes {
-		p.lanes[i] = h.router.adapters[2*index+1+i]
+		p.lanes[i] = n.router.adapters[2*index+1+i]
 		p.lanes[i].port = p
 		p.lanes[i].reset()
 	}
@@ -45,8 +45,11 @@ func newPort(h *Host, index int) *Port {
 	return p
 }
 
-// Host returns the host.
-func (p *Port) Host() *Host { return p.host }
+// Host returns the host, or nil if it is a port of a hub.
+func (p *Port) Host() *Host { return p.node.host }
+
+// Hub returns the hub, or nil if it is a port of a host.
+func (p *Port) Hub() *Hub { return p.node.hub }
 
 // Index returns the number of the port, from 0.
 func (p *Port) Index() int { return p.index }
@@ -57,13 +60,13 @@ func (p *Port) Adapter() int { return p.lanes[0].number }
 
 // Cable returns the cable in the port, plugged or not, or nil.
 func (p *Port) Cable() *Cable {
-	p.host.fabric.mu.Lock()
-	defer p.host.fabric.mu.Unlock()
+	p.node.fabric.mu.Lock()
+	defer p.node.fabric.mu.Unlock()
 	return p.cable
 }
 
 // String returns "host.0".
-func (p *Port) String() string { return fmt.Sprintf("%s.%d", p.host.name, p.index) }
+func (p *Port) String() string { return fmt.Sprintf("%s.%d", p.node.name, p.index) }
 
 func (p *Port) peer() *Port { return p.cable.ends[1-p.end] }
 func (p *Port) wire() *wire { return &p.cable.wires[p.end] }
@@ -80,7 +83,7 @@ func (p *Port) received(n int) {
 
 // ready reports whether this end lets the lanes come up.
 func (p *Port) ready() bool {
-	return p.host.attached && p.host.awake && !p.resetting && p.lanes[0].config[laneState]&laneDisable == 0
+	return p.node.powered(p) && !p.resetting && p.lanes[0].config[laneState]&laneDisable == 0
 }
 
 // train has the lanes come up after a while, if both ends let them.
@@ -93,7 +96,7 @@ func (p *Port) train(now time.Duration) {
 	for _, e := range p.cable.ends {
 		e.lanes[0].showLane(stateTraining, widthSingle, Gen2)
 	}
-	p.host.fabric.schedule.at(first.trained, t)
+	p.node.fabric.schedule.at(first.trained, t)
 }
 
 // linkUp is the end of training.
@@ -103,14 +106,19 @@ func (p *Port) linkUp() {
 		return
 	}
 	lanes, speed := c.lanes()
-	p.host.fabric.note(p.host, p, "link to %s up, %d lanes of %d Gb/s", p.peer(), lanes, speed.Gbps())
+	p.node.fabric.note(p.node, p, "link to %s up, %d lanes of %d Gb/s", p.peer(), lanes, speed.Gbps())
 	for _, e := range c.ends {
 		e.up = true
 		e.showLanes(lanes, speed, speed == Gen4)
 		e.tell(true)
 	}
-	p.host.fabric.rewired()
-	p.host.fabric.tell()
+	p.node.fabric.rewired()
+	p.node.fabric.tell()
+	for _, e := range c.ends {
+		if e.leadsUp() {
+			e.node.hub.plugged()
+		}
+	}
 }
 
 // showLanes sets what the lane adapters say while the link is up.
@@ -143,7 +151,7 @@ func (p *Port) bonded() bool { return p.lanes[0].config[laneState]>>laneWidthShi
 
 // down takes the link down at both ends, and tells both drivers.
 func (p *Port) down() {
-	f := p.host.fabric
+	f := p.node.fabric
 	c := p.cable
 	if c == nil {
 		return
@@ -157,7 +165,7 @@ func (p *Port) down() {
 	if !was {
 		return
 	}
-	f.note(p.host, p, "link to %s down", p.peer())
+	f.note(p.node, p, "link to %s down", p.peer())
 	for i := range c.wires {
 		f.cut(&c.wires[i])
 	}
@@ -166,7 +174,15 @@ func (p *Port) down() {
 	}
 	f.rewired()
 	f.tell()
+	for _, e := range c.ends {
+		if e.leadsUp() {
+			e.node.hub.unplugged()
+		}
+	}
 }
+
+// leadsUp reports whether it is the upstream port of a hub.
+func (p *Port) leadsUp() bool { return p.node.hub != nil && p.index == 0 }
 
 func (p *Port) showDown() {
 	for i, a := range p.lanes {
@@ -174,7 +190,7 @@ func (p *Port) showDown() {
 		if a.config[laneState]&laneDisable != 0 {
 			state = stateDisabled
 		}
-		a.showLane(state, widthSingle, min(p.host.options.Speed, Gen3))
+		a.showLane(state, widthSingle, min(p.node.options.Speed, Gen3))
 		a.config[adapterBuffers] |= adapterLocked
 		if i == 0 {
 			a.config[portInfo] = 0
@@ -201,7 +217,7 @@ func (p *Port) laneWritten(a *adapter, was uint32) {
 			p.showDown()
 		} else {
 			p.showDown()
-			p.train(p.host.fabric.clock.Now())
+			p.train(p.node.fabric.clock.Now())
 		}
 		return
 	}
@@ -234,7 +250,7 @@ func (p *Port) bonds(lanes int) bool {
 		}
 	}
 	if asked && lanes == 2 {
-		p.host.fabric.note(p.host, p, "lanes bonded with %s", p.peer())
+		p.node.fabric.note(p.node, p, "lanes bonded with %s", p.peer())
 		return true
 	}
 	return false
@@ -243,21 +259,21 @@ func (p *Port) bonds(lanes int) bool {
 // portWritten is called when the driver has written the port's control.
 func (p *Port) portWritten(was, now uint32) {
 	if was&portReset == 0 && now&portReset != 0 {
-		p.host.fabric.note(p.host, p, "downstream port reset")
+		p.node.fabric.note(p.node, p, "downstream port reset")
 		p.resetting = true
 		p.forget() // the driver that resets a port knows that nothing is there
 		p.down()
 	}
 	if was&portReset != 0 && now&portReset == 0 {
 		p.resetting = false
-		p.train(p.host.fabric.clock.Now())
+		p.train(p.node.fabric.clock.Now())
 	}
 }
 
 // tell queues an event for the driver. A plug that was not sent yet and is not
 // true any more is not told.
 func (p *Port) tell(plugged bool) {
-	if p.told == plugged {
+	if p.told == plugged || p.leadsUp() { // of its own upstream port, a hub says nothing
 		return
 	}
 	p.told = plugged
@@ -271,8 +287,8 @@ func (p *Port) tell(plugged bool) {
 	if !plugged {
 		bit = portWakeUnplug
 	}
-	if p.lanes[0].config[portCtl]&bit != 0 && p.host.pci.wake() {
-		p.host.fabric.note(p.host, p, "wake")
+	if p.lanes[0].config[portCtl]&bit != 0 && p.node.wake() {
+		p.node.fabric.note(p.node, p, "wake")
 	}
 	if len(p.events) == 1 {
 		p.sendEvent()
@@ -291,12 +307,12 @@ func (p *Port) listen() {
 // forget drops what was to be told.
 func (p *Port) forget() {
 	p.events, p.told = nil, false
-	p.host.fabric.schedule.cancel(p.repeat)
+	p.node.fabric.schedule.cancel(p.repeat)
 }
 
 // hears reports whether the driver takes events of this port.
 func (p *Port) hears() bool {
-	return p.host.listening() && p.host.router.enumerated() && p.lanes[0].config[adapterHops]&adapterNoEvent == 0
+	return p.node.listening() && p.node.router.enumerated() && p.lanes[0].config[adapterHops]&adapterNoEvent == 0
 }
 
 // sendEvent sends the first event, and again after a while.
@@ -309,8 +325,8 @@ func (p *Port) sendEvent() {
 	} else {
 		p.counters.Unplugs++
 	}
-	p.host.sendEvent(p.lanes[0].number, !p.events[0])
-	f := p.host.fabric
+	p.node.sendEvent(p.lanes[0].number, !p.events[0])
+	f := p.node.fabric
 	f.schedule.at(p.repeat, f.clock.Now()+eventRepeat)
 }
 
@@ -319,15 +335,15 @@ func (p *Port) acknowledged(unplug bool) {
 	if len(p.events) == 0 || p.events[0] == unplug || p.repeat.index < 0 {
 		return
 	}
-	p.host.fabric.schedule.cancel(p.repeat)
+	p.node.fabric.schedule.cancel(p.repeat)
 	p.events = p.events[1:]
 	p.sendEvent()
 }
 
 // portsListen has the ports send what they have not, now that the driver may
 // hear it.
-func (h *Host) portsListen() {
-	for _, p := range h.ports {
+func (n *node) portsListen() {
+	for _, p := range n.ports {
 		if len(p.events) > 0 && p.repeat.index < 0 {
 			p.sendEvent()
 		}

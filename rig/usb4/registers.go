@@ -54,7 +54,7 @@ func (h *Host) Read(region int, offset uint64, p []byte) error {
 			at := offset &^ 3
 			v := h.readRegister(uint32(at))
 			if h.fabric.traceRegisters {
-				h.fabric.trace(kindRegister, h, nil, func() string { return fmt.Sprintf("> read  %s: %#x", registerName(uint32(at)), v) })
+				h.fabric.trace(kindRegister, &h.node, nil, func() string { return fmt.Sprintf("> read  %s: %#x", registerName(uint32(at)), v) })
 			}
 			le.PutUint32(word[:], v)
 			n := copy(p, word[offset&3:])
@@ -82,7 +82,7 @@ func (h *Host) Write(region int, offset uint64, p []byte) error {
 		for ; offset&3 == 0 && len(p) >= 4; p, offset = p[4:], offset+4 {
 			v := le.Uint32(p)
 			if h.fabric.traceRegisters {
-				h.fabric.trace(kindRegister, h, nil, func() string { return fmt.Sprintf("> write %s: %#x", registerName(uint32(offset)), v) })
+				h.fabric.trace(kindRegister, &h.node, nil, func() string { return fmt.Sprintf("> write %s: %#x", registerName(uint32(offset)), v) })
 			}
 			h.writeRegister(uint32(offset), v)
 		}
@@ -168,7 +168,7 @@ func (h *Host) writeRegister(at uint32, v uint32) {
 	case at == regReset:
 		if h.options.Version == 2 && v&resetHost != 0 {
 			h.resets++
-			h.fabric.note(h, nil, "host router reset")
+			h.fabric.note(&h.node, nil, "host router reset")
 			h.reset()
 			h.resetAt = h.fabric.clock.Now() + resetTime
 		}

@@ -54,12 +54,24 @@ type ring struct {
 	route  route  // of a transmit ring
 	wired  uint64 // wiring in which route was resolved
 	lining *wire  // the wire whose turn it waits for
-	heldBy *ring  // the receive ring whose buffers it waits for
-	holds  []*ring
+	// What was decided of the next frame, while it waits.
+	verdict verdict
+	heldBy  *ring // the receive ring whose buffers it waits for
+	holds   []*ring
 
 	faulty   bool // it was said that its memory is not there
 	counters RingCounters
 }
+
+// verdict is whether a frame is to be lost: lostOn is on the first cable of its
+// way, one more on the next.
+type verdict uint8
+
+const (
+	undecided verdict = iota
+	passes
+	lostOn
+)
 
 func (r *ring) enabled() bool { return r.options&optionEnable != 0 && r.size != 0 }
 func (r *ring) e2e() bool     { return r.options&optionE2E != 0 }
@@ -82,6 +94,7 @@ func (r *ring) reset() {
 // stop forgets what the ring was doing.
 func (r *ring) stop() {
 	r.prod, r.cons, r.reserved, r.epoch = 0, 0, 0, 0
+	r.verdict = undecided
 	r.generation++
 	if r.lining != nil {
 		r.lining.leave(r)

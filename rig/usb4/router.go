@@ -42,40 +42,50 @@ const opBufferAllocation = 0x33
 
 // bufferAllocation are its answers: kind, and number of buffers. Those for
 // DisplayPort must be there when there are several ports; that for the host
-// interface always (usb4_switch_credits_init).
+// interface always (usb4_switch_credits_init). There are no tunnels but those to
+// host interfaces, and so no buffers are kept for others: the driver would leave
+// enough for two hosts behind a hub only (tunnel.c, tb_available_credits).
 var bufferAllocation = []uint32{
-	1 | 32<<16, // USB 3
-	2 | 1<<16,  // DisplayPort AUX, least
+	1 | 0<<16,  // USB 3
+	2 | 0<<16,  // DisplayPort AUX, least
 	3 | 0<<16,  // DisplayPort main, least
-	4 | 32<<16, // PCIe
+	4 | 0<<16,  // PCIe
 	5 | 14<<16, // host interface
 }
 
-// router is a host router: its configuration space and its adapters.
+// router is a router of a host or a hub: its configuration space and its adapters.
 type router struct {
-	host     *Host
+	node     *node
 	config   [routerSize]uint32
 	adapters []*adapter // by number; 0 is the control adapter and nil
 }
 
-func newRouter(h *Host) router {
-	r := router{host: h, adapters: make([]*adapter, 2*h.options.Ports+2)}
-	for i := range h.options.Ports {
-		for lane := range 2 {
-			n := 2*i + 1 + lane
-			r.adapters[n] = newAdapter(r.host, n, lanePaths)
-			r.adapters[n].second = lane == 1
-		}
+func newRouter(on *node) router {
+	lanes := 2 * on.options.Ports
+	r := router{node: on, adapters: make([]*adapter, lanes+1, lanes+2)}
+	for i := range lanes {
+		r.adapters[i+1] = newAdapter(on, i+1, lanePaths)
+		r.adapters[i+1].second = i%2 == 1
 	}
-	n := len(r.adapters) - 1
-	r.adapters[n] = newAdapter(r.host, n, h.options.Hops)
-	r.adapters[n].reset()
+	if on.host != nil {
+		r.adapters = append(r.adapters, newAdapter(on, lanes+1, on.options.Hops))
+		r.nhi().reset()
+	}
 	r.resetConfig()
 	return r
 }
 
-// nhi returns the adapter of the host interface, the last one.
+// nhi returns the adapter of the host interface of a host, the last one.
 func (r *router) nhi() *adapter { return r.adapters[len(r.adapters)-1] }
+
+// upstream returns the adapter that leads towards the driver: that of the host
+// interface, or the first of a hub.
+func (r *router) upstream() *adapter {
+	if r.node.host != nil {
+		return r.nhi()
+	}
+	return r.adapters[1]
+}
 
 // adapter returns the adapter of a number, or nil.
 func (r *router) adapter(n int) *adapter {
@@ -93,12 +103,12 @@ func (r *router) reset() {
 }
 
 func (r *router) resetConfig() {
-	o := r.host.options
+	o := r.node.options
 	last := uint32(len(r.adapters) - 1)
 	c := &r.config
 	*c = [routerSize]uint32{}
 	c[routerIDs] = uint32(o.Vendor) | uint32(o.Device)<<16
-	c[routerPorts] = routerTMU | last<<8 | last<<14 // first capability; upstream and last adapter
+	c[routerPorts] = routerTMU | uint32(r.upstream().number)<<8 | last<<14 // first capability; upstream and last adapter
 	c[routerVersion] = version1
 	if o.Version == 2 {
 		c[routerVersion] = version2
@@ -113,7 +123,7 @@ func (r *router) enumerated() bool { return r.config[routerEnable]&routerValid !
 
 func (r *router) read(offset uint32) uint32 {
 	if offset >= routerTMUTime && offset < routerTMUTime+3 {
-		return localTime(r.host.fabric.clock.Now(), offset-routerTMUTime)
+		return localTime(r.node.fabric.clock.Now(), offset-routerTMUTime)
 	}
 	return r.config[offset]
 }
@@ -144,7 +154,7 @@ func (r *router) write(offset, v uint32) {
 	case routerEnable:
 		c[offset] = v
 		c[routerStatus] &^= routerSlept
-		r.host.portsListen()
+		r.node.portsListen()
 		return
 	case routerControl:
 		if v&routerSleep != 0 {
@@ -164,12 +174,15 @@ func (r *router) write(offset, v uint32) {
 
 // operate does a router operation and returns its status bits.
 func (r *router) operate(op uint16) uint32 {
-	if op != opBufferAllocation {
-		return routerOpNone
+	switch {
+	case op == opBufferAllocation:
+		r.config[routerMeta] = uint32(len(bufferAllocation))
+		copy(r.config[routerData:], bufferAllocation)
+		return 0
+	case op == opReadDROM && r.node.hub != nil:
+		return r.readDROM()
 	}
-	r.config[routerMeta] = uint32(len(bufferAllocation))
-	copy(r.config[routerData:], bufferAllocation)
-	return 0
+	return routerOpNone
 }
 
 func (r *router) pathCounters() []PathCounters {

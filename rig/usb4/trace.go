@@ -117,7 +117,7 @@ func (t *Trace) end() {
 }
 
 // begin begins a line with the time and the place.
-func (t *Trace) begin(now time.Duration, h *Host, p *Port, direction string) {
+func (t *Trace) begin(now time.Duration, h *node, p *Port, direction string) {
 	t.buf = appendTime(t.buf, now-t.fabric.start)
 	t.buf = append(t.buf, ' ')
 	start := len(t.buf)
@@ -145,7 +145,7 @@ func appendTime(b []byte, d time.Duration) []byte {
 	return b
 }
 
-func appendPlace(b []byte, h *Host, p *Port) []byte {
+func appendPlace(b []byte, h *node, p *Port) []byte {
 	b = append(b, h.name...)
 	if p != nil {
 		b = append(b, '.')
@@ -154,7 +154,7 @@ func appendPlace(b []byte, h *Host, p *Port) []byte {
 	return b
 }
 
-func (t *Trace) wants(h *Host) bool {
+func (t *Trace) wants(h *node) bool {
 	return len(t.filter.Hosts) == 0 || slices.Contains(t.filter.Hosts, h.name)
 }
 
@@ -169,7 +169,7 @@ const (
 
 // trace writes a line to the traces that want it. The text begins with its
 // direction.
-func (f *Fabric) trace(k kind, h *Host, p *Port, text func() string) {
+func (f *Fabric) trace(k kind, h *node, p *Port, text func() string) {
 	line := ""
 	for _, t := range f.traces {
 		if !t.wants(h) || k == kindRegister && !t.filter.Registers || k == kindInterrupt && !t.filter.Interrupts {
@@ -185,14 +185,14 @@ func (f *Fabric) trace(k kind, h *Host, p *Port, text func() string) {
 }
 
 // note writes down a change of state.
-func (f *Fabric) note(h *Host, p *Port, format string, args ...any) {
+func (f *Fabric) note(h *node, p *Port, format string, args ...any) {
 	if len(f.traces) > 0 {
 		f.trace(kindState, h, p, func() string { return "= " + fmt.Sprintf(format, args...) })
 	}
 }
 
 // tracePacket writes down a control packet.
-func (f *Fabric) tracePacket(h *Host, p *Port, fromDriver bool, pk *packet) {
+func (f *Fabric) tracePacket(h *node, p *Port, fromDriver bool, pk *packet) {
 	line := ""
 	for _, t := range f.traces {
 		if t.filter.NoControl || !t.wants(h) {
@@ -216,14 +216,14 @@ func (f *Fabric) tracePacket(h *Host, p *Port, fromDriver bool, pk *packet) {
 func (f *Fabric) traceFrame(from *ring, rt *route, to *ring, word uint32, n int, why cause, flags uint32) {
 	now := f.clock.Now()
 	for _, t := range f.traces {
-		if t.filter.NoFrames || t.rings&(1<<from.number) == 0 || !t.wants(from.host) && (to == nil || !t.wants(to.host)) {
+		if t.filter.NoFrames || t.rings&(1<<from.number) == 0 || !t.wants(&from.host.node) && (to == nil || !t.wants(&to.host.node)) {
 			continue
 		}
 		var port *Port
 		if rt.wire != nil {
-			port = from.host.ports[rt.wire.from]
+			port = from.host.ports[rt.first().from]
 		}
-		t.begin(now, from.host, port, "=")
+		t.begin(now, &from.host.node, port, "=")
 		b := append(t.buf, "tx"...)
 		b = strconv.AppendInt(b, int64(from.number), 10)
 		if rt.out != nil {
@@ -238,9 +238,12 @@ func (f *Fabric) traceFrame(from *ring, rt *route, to *ring, word uint32, n int,
 		b = strconv.AppendUint(b, uint64(word>>descEOFShift&0xf), 10)
 		if to != nil {
 			b = append(b, " to "...)
-			b = appendPlace(b, to.host, to.host.ports[rt.wire.to])
+			b = appendPlace(b, &to.host.node, to.host.ports[rt.last().to])
 			b = append(b, " rx"...)
 			b = strconv.AppendInt(b, int64(to.number), 10)
+		}
+		if flags&flipped != 0 {
+			b = append(b, ", a bit flipped"...)
 		}
 		if flags&descCRCError != 0 {
 			b = append(b, ", CRC error"...)

@@ -21,10 +21,11 @@ func (f *Fabric) transmit(r *ring) {
 		return
 	}
 	rt := f.routeOf(r)
-	if w := rt.wire; w != nil && w.slow() {
-		w.join(r)
+	if w := rt.wire; w != nil && rt.slow() {
+		now := f.clock.Now()
+		w.join(r, now)
 		r.counters.Paced++
-		f.serve(w, f.clock.Now())
+		f.serve(w, now)
 		return
 	}
 	f.carry(r, rt, 1<<16, 0)
@@ -77,8 +78,15 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 					break
 				}
 			}
-			if why == arrives && rt.wire.lose() {
-				why = causeInjected
+			if why == arrives && rt.lossy() {
+				// Once for each frame, also where the memory for one that is not
+				// lost has to be waited for.
+				if r.verdict == undecided {
+					r.verdict = rt.lose()
+				}
+				if r.verdict >= lostOn {
+					why = causeInjected
+				}
 			}
 		}
 		var source []byte
@@ -94,15 +102,19 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 			}
 		}
 		var flags uint32
-		direct := why == arrives && !rt.wire.delayed()
+		direct := why == arrives && !rt.delayed()
 		if direct {
-			if flags, why = f.place(to, rt.wire, source, word); why == causeDMA && to.host.starve() {
+			if flags, why = f.place(to, rt, source, word); why == causeDMA && to.host.starve() {
 				break
 			}
 		}
 		if rt.wire != nil {
-			rt.wire.sent(n)
-			r.host.ports[rt.wire.from].sent(n)
+			if why == causeInjected {
+				rt.lost(n, r.verdict)
+			} else {
+				rt.sent(n)
+			}
+			r.host.ports[rt.first().from].sent(n)
 		}
 		if rt.out != nil {
 			rt.out.count(n, why != arrives && rt.wire == nil)
@@ -113,7 +125,7 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 		case why != arrives:
 			r.counters.Dropped.add(why)
 			if rt.wire != nil && why != causeInjected {
-				rt.wire.arrived(n) // and was lost on the other side
+				rt.arrived(n) // and was lost on the other side
 			}
 			if f.traceFrames {
 				f.traceFrame(r, rt, nil, word, n, why, 0)
@@ -124,6 +136,7 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 		d.finish(word | descCompleted)
 		asked |= word
 		r.cons = r.next(r.cons)
+		r.verdict = undecided
 		r.counters.Frames++
 		r.counters.Bytes += uint64(n)
 		bytes += n
@@ -137,8 +150,8 @@ func (f *Fabric) carry(r *ring, rt *route, limit int, arrival time.Duration) (by
 // delivered counts a frame that has crossed the cable, whatever became of it
 // there.
 func (f *Fabric) delivered(rt *route, to *ring, n int, word uint32, from *ring, flags uint32, why cause) {
-	rt.wire.arrived(n)
-	to.host.ports[rt.wire.to].received(n)
+	rt.arrived(n)
+	to.host.ports[rt.last().to].received(n)
 	if rt.in != nil {
 		rt.in.count(n, false)
 	}
@@ -151,7 +164,7 @@ func (f *Fabric) delivered(rt *route, to *ring, n int, word uint32, from *ring, 
 }
 
 // place copies a frame into the next buffer of a receive ring.
-func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uint32, why cause) {
+func (f *Fabric) place(to *ring, rt *route, source []byte, word uint32) (flags uint32, why cause) {
 	if !to.enabled() || !to.host.mastering() {
 		return 0, causeRingOff
 	}
@@ -187,15 +200,18 @@ func (f *Fabric) place(to *ring, w *wire, source []byte, word uint32) (flags uin
 		}
 	}
 	copy(buffer, source)
-	flags |= w.spoil(buffer)
+	flags |= rt.spoil(buffer)
 	if !inPlace {
 		mem.Write(d.address(), buffer) // it could be written just now, and the memory is held
 	}
 	asked := d.word()
-	d.finish(uint32(len(source))&descLength | eof<<descEOFShift | sof<<descSOFShift | descCompleted | flags)
+	d.finish(uint32(len(source))&descLength | eof<<descEOFShift | sof<<descSOFShift | descCompleted | flags&^flipped)
 	to.prod = to.next(to.prod)
 	to.counters.Frames++
 	to.counters.Bytes += uint64(len(source))
+	if flags&flipped != 0 {
+		to.counters.Corrupted++
+	}
 	if flags&descCRCError != 0 {
 		to.counters.CRCErrors++
 	}

@@ -9,14 +9,24 @@ import (
 	"time"
 )
 
+// The pacing of a wire with a rate. Frames have a time on the wire, one after the
+// other. Where we are late, for the machine did not let us run, the wire makes up
+// for it, so that over any longer time the rate is exact. It does so at no more
+// than twice its rate, but for the frames of a burst, so that a receiver sees
+// nothing that its buffers would not bear on a wire of twice the rate. A wire that
+// has nothing to send saves nothing up; when that lasts longer than a burst, what
+// there was to make up for is forgotten.
 const (
-	// ahead is how far before its time a frame may start on a wire with a rate:
-	// it makes one wake-up serve several frames. The rate over any longer time
-	// is exact.
+	// ahead is how far before its time a frame may start: it makes one wake-up
+	// serve several frames.
 	ahead = 100 * time.Microsecond
-	// behind is for how long a wire makes up for time that was lost because we
-	// were late, while there was something to send all the time.
+	// behind is how much time a wire makes up for.
 	behind = time.Second
+	// burst is the time whose frames, at hurry times the rate, may go at once: fewer
+	// than a ring of 256 has, at 100 Mb/s and 4 KiB.
+	burst = 40 * time.Millisecond
+	// hurry is how much faster than its rate a wire is while it makes up.
+	hurry = 2
 	// maxFlying is how many frames may be under way in one direction. The next
 	// one waits in its ring.
 	maxFlying = 16384
@@ -25,45 +35,47 @@ const (
 // wire is one direction of a cable.
 type wire struct {
 	fabric   *Fabric
-	from, to int // ports of the hosts at both ends
+	from, to int    // ports of the hosts at both ends
+	number   uint64 // of all wires of the fabric
 	options  WireOptions
-	random   *rand.Rand
 	counters WireCounters
 
 	lost, corrupted, flagged, overrun injector
 
-	free time.Duration // when the last bit of the last frame is on the wire
-	line []*ring       // rings with something to send, taking turns
-	busy bool          // line has not been empty since free was set
-	turn *event        // when the next in line may send
+	free  time.Duration // when the last bit of the last frame is on the wire; 0: none was since the rate was set
+	peak  time.Duration // the same on a wire that is hurry times as fast
+	empty time.Duration // since when line has been, if it is
+	line  []*ring       // rings with something to send, taking turns
+	turn  *event        // when the next in line may send
 
 	flights []flight // under way, by arrival
 	first   int      // in flights
 	landing *event   // when the first arrives
 }
 
-func (w *wire) set(o WireOptions) {
+func (w *wire) set(o WireOptions, now time.Duration) {
 	was := w.options
 	w.options = o
-	for _, i := range []struct {
+	if was.Rate != o.Rate {
+		// What is on the wire takes no longer than it would from now on.
+		if w.free = min(w.free, now+w.duration(maxFrame)); w.free <= now {
+			w.free = 0
+		}
+		w.peak = 0
+		w.counters.Late = 0
+	}
+	for i, x := range []struct {
 		in       *injector
 		was, now Injection
 	}{
 		{&w.lost, was.Loss, o.Loss}, {&w.corrupted, was.Corrupt, o.Corrupt},
 		{&w.flagged, was.CorruptFlagged, o.CorruptFlagged}, {&w.overrun, was.Overrun, o.Overrun},
 	} {
-		if i.was != i.now {
-			*i.in = injector{Injection: i.now, on: i.now.on()}
+		if x.was != x.now {
+			*x.in = injector{Injection: x.now, on: x.now.on(), random: rand.NewPCG(w.fabric.seed, w.number<<2|uint64(i))}
 		}
 	}
 }
-
-// slow reports whether frames have to wait for their turn.
-func (w *wire) slow() bool { return w.options.Rate != 0 || w.delayed() }
-
-// delayed reports whether frames take time to arrive, or come after some that
-// do.
-func (w *wire) delayed() bool { return w.options.Latency != 0 || w.flying() > 0 }
 
 func (w *wire) flying() int { return len(w.flights) - w.first }
 
@@ -79,54 +91,75 @@ func (w *wire) arrived(n int) {
 
 // lose decides whether a frame is lost, and counts it.
 func (w *wire) lose() bool {
-	if !w.lost.on || !w.lost.strikes(w.random) {
+	if !w.lost.strikes(&w.counters.Judged.Loss) {
 		return false
 	}
 	w.counters.Lost++
 	return true
 }
 
+// flipped is, in the flags of a frame, that a bit of it was flipped and nothing
+// says so. Descriptors have their length there.
+const flipped = 1
+
 // spoil does to a frame in the receiver's buffer what is to be done, counts it,
-// and returns the flags of the descriptor.
+// and returns the flags of the descriptor, and flipped.
 func (w *wire) spoil(b []byte) (flags uint32) {
-	if w.corrupted.on && w.corrupted.strikes(w.random) {
-		w.flip(b)
+	if w.corrupted.strikes(&w.counters.Judged.Corrupt) {
+		w.corrupted.flip(b)
 		w.counters.Corrupted++
+		flags |= flipped
 	}
-	if w.flagged.on && w.flagged.strikes(w.random) {
-		w.flip(b)
+	if w.flagged.strikes(&w.counters.Judged.CorruptFlagged) {
+		w.flagged.flip(b)
 		w.counters.CorruptedFlagged++
 		flags |= descCRCError
 	}
-	if w.overrun.on && w.overrun.strikes(w.random) {
+	if w.overrun.strikes(&w.counters.Judged.Overrun) {
 		w.counters.Overrun++
 		flags |= descOverrun
 	}
 	return flags
 }
 
-func (w *wire) flip(b []byte) {
-	bit := w.random.Uint64N(uint64(len(b)) * 8)
+// injector decides which frames something is done to. It has random numbers of
+// its own, from where it was set on: what strikes which frame, counted from
+// there, is decided by the seed and the wire and by nothing else.
+type injector struct {
+	Injection
+	on     bool
+	n      uint64
+	random *rand.PCG
+}
+
+func (i *injector) strikes(judged *uint64) bool {
+	if !i.on {
+		return false
+	}
+	*judged++
+	i.n++
+	chance := i.Probability != 0 && float64(i.random.Uint64()>>11)/(1<<53) < i.Probability
+	return chance || i.Every != 0 && i.n%i.Every == 0
+}
+
+// flip flips a bit. It takes one random number, however long the frame is.
+func (i *injector) flip(b []byte) {
+	bit, _ := bits.Mul64(i.random.Uint64(), uint64(len(b))*8)
 	b[bit/8] ^= 1 << (bit % 8)
 }
 
-// injector decides which frames something is done to.
-type injector struct {
-	Injection
-	on bool
-	n  uint64
-}
-
-func (i *injector) strikes(r *rand.Rand) bool {
-	i.n++
-	if i.Every != 0 && i.n%i.Every == 0 {
-		return true
-	}
-	return i.Probability != 0 && r.Float64() < i.Probability
-}
-
 // join puts a transmit ring in the line.
-func (w *wire) join(r *ring) {
+func (w *wire) join(r *ring, now time.Duration) {
+	if len(w.line) == 0 && w.options.Rate != 0 && w.free != 0 {
+		if idle := now - max(w.free, w.empty); idle > 0 {
+			w.counters.Idle += idle
+			w.free += idle
+			if owed := now - w.free; idle > burst { // nobody waits for that any more
+				w.counters.Missed += owed
+				w.free = now
+			}
+		}
+	}
 	r.lining = w
 	w.line = append(w.line, r)
 }
@@ -138,8 +171,26 @@ func (w *wire) leave(r *ring) {
 		w.line = slices.Delete(w.line, i, i+1)
 	}
 	if len(w.line) == 0 {
-		w.busy = false
+		w.empty = w.fabric.clock.Now()
 	}
+}
+
+// due returns when the next frame is on the wire by the rate, and when we may
+// send it, which is later where we make up for being late.
+func (w *wire) due(now time.Duration) (start, at time.Duration) {
+	if w.options.Rate == 0 {
+		return now, now
+	}
+	if w.free == 0 {
+		w.free = now
+	}
+	if missed := now - behind - w.free; missed > 0 {
+		w.counters.Missed += missed
+		w.free += missed
+	}
+	w.counters.Late = max(w.counters.Late, now-w.free)
+	w.peak = max(w.peak, now-burst)
+	return w.free, max(w.free, w.peak)
 }
 
 // serve lets those in line send whose time has come, a frame each in turn.
@@ -147,7 +198,7 @@ func (f *Fabric) serve(w *wire, now time.Duration) {
 	for len(w.line) > 0 {
 		r := w.line[0]
 		rt := f.routeOf(r)
-		if rt.wire != w || !w.slow() || !r.enabled() || r.cons == r.prod || !r.host.mastering() {
+		if rt.wire != w || !rt.slow() || !r.enabled() || r.cons == r.prod || !r.host.mastering() {
 			w.leave(r)
 			f.transmit(r) // it may go on by another way
 			continue
@@ -155,32 +206,24 @@ func (f *Fabric) serve(w *wire, now time.Duration) {
 		if w.flying() >= maxFlying {
 			return // landing serves again
 		}
-		start := now
-		if rate := w.options.Rate; rate != 0 {
-			start = max(w.free, now)
-			if w.busy {
-				start = max(w.free, now-behind)
-			}
-			if start > now+ahead {
-				w.busy = true
-				f.schedule.at(w.turn, start)
-				return
-			}
+		start, at := w.due(now)
+		if at > now+ahead {
+			f.schedule.at(w.turn, at)
+			return
 		}
 		// Going to the end of the line first: carry may have the ring wait for
 		// buffers, which takes it out.
 		copy(w.line, w.line[1:])
 		w.line[len(w.line)-1] = r
-		n := f.carry(r, rt, 1, start+w.options.Latency+w.duration(f.next(r)))
-		if n > 0 {
-			w.free = start + w.duration(n)
-			w.busy = true
+		n := f.carry(r, rt, 1, start+rt.latency()+w.duration(f.next(r)))
+		if d := w.duration(n); d > 0 {
+			w.free = start + d
+			w.peak += d / hurry
 		}
 		if n == 0 || r.cons == r.prod {
 			w.leave(r)
 		}
 	}
-	w.busy = false
 }
 
 // next returns the size of a ring's next frame, 0 if it cannot be seen.
@@ -211,6 +254,8 @@ type flight struct {
 	from, to   *ring
 	generation uint32 // of to, when it was sent
 	in         *path
+	over       []*wire // as those of its route
+	via        []*path
 	reserved   bool
 }
 
@@ -218,7 +263,7 @@ type flight struct {
 // the others: the sender may use its buffer again at once.
 func (f *Fabric) launch(r *ring, rt *route, source []byte, word uint32, at time.Duration) {
 	w := rt.wire
-	fl := flight{at: at, frame: f.flight.get(), size: len(source), word: word, from: r, to: rt.to, generation: rt.to.generation, in: rt.in}
+	fl := flight{at: at, frame: f.flight.get(), size: len(source), word: word, from: r, to: rt.to, generation: rt.to.generation, in: rt.in, over: rt.over, via: rt.via}
 	if last := len(w.flights) - 1; last >= w.first {
 		fl.at = max(fl.at, w.flights[last].at) // no frame overtakes another
 	}
@@ -242,15 +287,15 @@ func (f *Fabric) land(w *wire, now time.Duration) {
 		if fl.reserved && fl.generation == fl.to.generation {
 			fl.to.reserved--
 		}
-		rt := route{wire: w, in: fl.in, to: fl.to}
+		rt := route{wire: w, in: fl.in, to: fl.to, over: fl.over, via: fl.via}
 		if fl.generation != fl.to.generation { // the ring was stopped meanwhile
-			w.arrived(fl.size)
+			rt.arrived(fl.size)
 			fl.to.counters.Dropped.add(causeRingOff)
 			if f.traceFrames {
 				f.traceFrame(fl.from, &rt, fl.to, fl.word, fl.size, causeRingOff, 0)
 			}
 		} else {
-			flags, why := f.place(fl.to, w, fl.frame[:fl.size], fl.word)
+			flags, why := f.place(fl.to, &rt, fl.frame[:fl.size], fl.word)
 			f.delivered(&rt, fl.to, fl.size, fl.word, fl.from, flags, why)
 		}
 		f.flight.put(fl.frame)
@@ -269,9 +314,32 @@ func (f *Fabric) land(w *wire, now time.Duration) {
 	f.serve(w, now)
 }
 
-// cut loses everything that is under way.
+// cut loses everything that is under way on a wire, and on those before or after
+// it what was to cross it.
 func (f *Fabric) cut(w *wire) {
+	if len(f.hubs) > 0 {
+		for _, c := range f.cables {
+			for i := range c.wires {
+				if o := &c.wires[i]; o != w {
+					f.loseFlights(o, func(fl *flight) bool { return slices.Contains(fl.over, w) })
+				}
+			}
+		}
+	}
+	f.loseFlights(w, func(*flight) bool { return true })
+	f.schedule.cancel(w.landing)
+	f.schedule.cancel(w.turn)
+	w.free, w.peak = 0, 0
+}
+
+// loseFlights loses the flights of a wire for which it is so.
+func (f *Fabric) loseFlights(w *wire, lost func(*flight) bool) {
+	stay := w.flights[:0]
 	for _, fl := range w.flights[w.first:] {
+		if !lost(&fl) {
+			stay = append(stay, fl)
+			continue
+		}
 		if fl.reserved && fl.generation == fl.to.generation {
 			fl.to.reserved--
 		}
@@ -279,11 +347,8 @@ func (f *Fabric) cut(w *wire) {
 		fl.from.counters.Dropped.add(causeLinkDown)
 		f.flight.put(fl.frame)
 	}
-	clear(w.flights)
-	w.flights, w.first = w.flights[:0], 0
-	f.schedule.cancel(w.landing)
-	f.schedule.cancel(w.turn)
-	w.free = 0
+	clear(w.flights[len(stay):])
+	w.flights, w.first = stay, 0
 }
 
 // flightPool keeps the frames of flights that are over.

@@ -167,6 +167,108 @@ func TestALateAlarmDoesNotSlowAWire(t *testing.T) {
 	}
 }
 
+// sleep moves the clock without anybody hearing of it: the machine does not let
+// us run.
+func (c *handClock) sleep(d time.Duration) {
+	c.mu.Lock()
+	c.now += d
+	c.mu.Unlock()
+}
+
+func TestALongDelayIsMadeUpForInSmallPortions(t *testing.T) {
+	// 4 ms a frame.
+	clock, a, b, c := byHand(t, CableOptions{WireOptions: WireOptions{Rate: 8_192_000}})
+	s := streamOver(c, a, b, 1, 512, optionE2E)
+	s.postAll(500, 4096)
+	delivered := func() uint64 { return c.Counters().AtoB.Delivered }
+	clock.advance(200 * time.Millisecond)
+	before := delivered()
+	clock.sleep(400 * time.Millisecond) // 100 frames
+	clock.advance(0)
+	burst := delivered() - before
+	if most := uint64(hurry * burst40 / frame4); burst < most || burst > most+1 {
+		t.Errorf("%d frames at once after a delay, want %d", burst, most)
+	}
+	// From there at twice the rate until it is where it should be.
+	clock.advance(100 * time.Millisecond)
+	if got := delivered() - before - burst; got < 49 || got > 51 {
+		t.Errorf("%d frames in 100 ms while it makes up, want 50", got)
+	}
+	clock.advance(500 * time.Millisecond)
+	if got := delivered(); got < 300 || got > 302 {
+		t.Errorf("%d frames have come in 1.2 s, want 300", got)
+	}
+	w := c.Counters().AtoB
+	if w.Idle != 0 || w.Missed != 0 || w.Late < 396*time.Millisecond || w.Late > 400*time.Millisecond {
+		t.Errorf("%+v", w)
+	}
+}
+
+const (
+	burst40 = burst
+	frame4  = 4 * time.Millisecond
+)
+
+func TestTimeThatIsNotMadeUpForIsCounted(t *testing.T) {
+	clock, a, b, c := byHand(t, CableOptions{WireOptions: WireOptions{Rate: 8_192_000}})
+	s := streamOver(c, a, b, 1, 256, optionE2E)
+	begun := clock.Now()
+	s.postAll(250, 4096)
+	clock.advance(200 * time.Millisecond)
+	clock.sleep(behind + 300*time.Millisecond) // 325 frames, of which 250 are made up for
+	clock.advance(0)
+	w := c.Counters().AtoB
+	if w.Missed < 296*time.Millisecond || w.Missed > 300*time.Millisecond {
+		t.Errorf("late by %v more than is made up for: %+v", 300*time.Millisecond, w)
+	}
+	clock.advance(10 * time.Second) // the ring is empty long before
+	refill := func() {
+		t.Helper()
+		for _, ok := s.tx.completed(); ok; _, ok = s.tx.completed() {
+		}
+		for _, ok := s.rx.completed(); ok; _, ok = s.rx.completed() {
+		}
+		s.postAll(200, 4096)
+	}
+	refill()
+	clock.advance(400 * time.Millisecond)
+	w = c.Counters().AtoB
+	sent := time.Duration(w.Sent) * frame4
+	if off := clock.Now() - begun - sent - w.Idle - w.Missed; off < -2*frame4 || off > 2*frame4 {
+		t.Errorf("%v of the time is not accounted for: %v, %+v", off, clock.Now()-begun, w)
+	}
+	if w.Idle < 9*time.Second {
+		t.Errorf("idle for %v", w.Idle)
+	}
+}
+
+func TestARingThatWeLetRunEmptyIsNoIdleWire(t *testing.T) {
+	clock, a, b, c := byHand(t, CableOptions{WireOptions: WireOptions{Rate: 8_192_000}})
+	s := streamOver(c, a, b, 1, 64, optionE2E)
+	begun := clock.Now()
+	s.postAll(10, 4096)
+	clock.sleep(200 * time.Millisecond) // we are late by 50 frames, and the ring has 10
+	clock.advance(0)
+	for range 50 {
+		for again := true; again; { // the driver refills as soon as it hears of what has gone
+			for _, ok := s.rx.completed(); ok; _, ok = s.rx.completed() {
+			}
+			n := 0
+			for _, ok := s.tx.completed(); ok; _, ok = s.tx.completed() {
+				n++
+			}
+			s.postAll(n, 4096)
+			again = n > 0
+		}
+		clock.advance(8 * time.Millisecond)
+	}
+	w := c.Counters().AtoB
+	want := uint64((clock.Now() - begun) / frame4)
+	if w.Delivered < want-1 || w.Delivered > want+2 || w.Idle != 0 {
+		t.Errorf("want %d frames: %+v", want, w)
+	}
+}
+
 func TestRingsTakeTurns(t *testing.T) {
 	clock, a, b, c := byHand(t, CableOptions{WireOptions: WireOptions{Rate: 8_192_000}})
 	one, two := streamOver(c, a, b, 1, 256, optionE2E), streamOver(c, a, b, 2, 256, optionE2E)
@@ -304,7 +406,9 @@ func (s stream) pump(ctx context.Context, size int) {
 	}
 }
 
-// The promise is 3 % on the machine's own clock, with several cables at once.
+// The promise is 3 % on the machine's own clock, with several cables at once. How
+// the machine let us run, the wires know: a measurement in which it did not is
+// taken again.
 func TestRatesOnTheMachinesClock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
@@ -337,26 +441,45 @@ func TestRatesOnTheMachinesClock(t *testing.T) {
 					}
 				}
 			}()
-			look := func() ([]uint64, time.Duration) {
+			defer func() {
+				cancel()
+				<-done
+			}()
+			look := func() ([]CableCounters, time.Duration) {
 				k := f.Counters().Cables
-				now := SystemClock{}.Now()
-				var b []uint64
-				for _, c := range k {
-					b = append(b, c.AtoB.DeliveredBytes)
-				}
-				return b, now
+				return k, SystemClock{}.Now()
 			}
 			time.Sleep(300 * time.Millisecond) // not proof: the start is left out
-			from, t0 := look()
-			time.Sleep(1500 * time.Millisecond)
-			to, t1 := look()
-			cancel()
-			<-done
-			for i, r := range rates {
-				got := float64(to[i]-from[i]) * 8 / (t1 - t0).Seconds()
-				t.Logf("%d Mb/s: %.2f Mb/s", r/1e6, got/1e6)
-				if math.Abs(got/float64(r)-1) > 0.03 {
-					t.Errorf("a cable of %d Mb/s does %.2f Mb/s", r/1e6, got/1e6)
+			for attempt := 0; ; attempt++ {
+				for i, c := range cables { // Late is that since the rate was set
+					for _, r := range []int64{rates[i] + 1, rates[i]} {
+						if err := c.SetOptions(CableOptions{WireOptions: WireOptions{Rate: r}}); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				from, t0 := look()
+				time.Sleep(1500 * time.Millisecond)
+				to, t1 := look()
+				disturbed := false
+				for i, r := range rates {
+					a, b := from[i].AtoB, to[i].AtoB
+					got := float64(b.DeliveredBytes-a.DeliveredBytes) * 8 / (t1 - t0).Seconds()
+					idle := b.Idle - a.Idle + b.Missed - a.Missed
+					t.Logf("%d Mb/s: %.2f Mb/s, idle for %v, at most %v late", r/1e6, got/1e6, idle, b.Late)
+					if math.Abs(got/float64(r)-1) <= 0.03 {
+						continue
+					}
+					if idle+b.Late < (t1-t0)*2/100 {
+						t.Errorf("a cable of %d Mb/s does %.2f Mb/s", r/1e6, got/1e6)
+					}
+					disturbed = true
+				}
+				if !disturbed || t.Failed() {
+					return
+				}
+				if attempt == 9 {
+					t.Skip("the machine does not let us run for long enough to measure")
 				}
 			}
 		})

@@ -80,6 +80,9 @@ var testImports = map[string][]string{
 	"e2e": {"agent", "mesh/identity", "scripts/packaging"},
 	// The packages, with a real engine, are installed in a virtual machine.
 	"rig/cluster": {"engine/llamacpp", "scripts/packaging"},
+	// What the real driver shows is what both are measured by.
+	"lab":   {"rig/state"},
+	"linux": {"rig/state"},
 	// What a crash leaves is seen on a real machine alone.
 	"agent/root": {"linux"},
 }

@@ -2314,7 +2314,7 @@ type Transfer struct {
 	SkippedBytes uint64 `protobuf:"varint,9,opt,name=skipped_bytes,json=skippedBytes,proto3" json:"skipped_bytes,omitempty"`
 	// Files that were already there.
 	SkippedFiles uint64 `protobuf:"varint,10,opt,name=skipped_files,json=skippedFiles,proto3" json:"skipped_files,omitempty"`
-	// Rate of the last second or so.
+	// Rate of the last second or so; once it has ended, of the whole.
 	BytesPerSecond uint64 `protobuf:"varint,11,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	// Time left at that rate; unset when unknown.
 	Eta *durationpb.Duration `protobuf:"bytes,12,opt,name=eta,proto3" json:"eta,omitempty"`

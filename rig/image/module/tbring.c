@@ -11,7 +11,8 @@
  *                                          frames of that many bytes (24..4096)
  *                                          and returns when all have left
  *   /sys/kernel/debug/tbring/0-1.1/stats   counters, "name value" a line
- *   /sys/kernel/debug/tbring/0-1.1/reset   write anything: counters to zero
+ *   /sys/kernel/debug/tbring/0-1.1/reset   write anything: counters to zero, and
+ *                                          what was received so far forgotten
  *   /sys/kernel/debug/tbring/0-1.1/verify  0: check headers only, 1: every byte.
  *                                          To be the same at both ends.
  *
@@ -106,12 +107,15 @@ struct tbring_frame {
  * @rx_bad: frames whose content is not what was sent
  * @rx_lost: frames missing between others
  * @rx_stale: frames that came after a later one, or twice
+ * @rx_next: number of the frame that is due next, of the send that was received
+ *	last: what it lacks to @tx_last of the other end was lost at the end
  * @rx_first: time of the first frame, ns
  * @rx_last: time of the last frame, ns
  */
 struct tbring_stats {
 	u64 tx_frames, tx_bytes, tx_canceled, tx_ns, tx_last;
 	u64 rx_frames, rx_bytes, rx_crc, rx_overrun, rx_bad, rx_lost, rx_stale;
+	u64 rx_next;
 	u64 rx_first, rx_last;
 };
 
@@ -130,6 +134,7 @@ struct tbring_stats {
  * @dir: directory in debugfs
  * @send: one send at a time
  * @sent: all frames of a send have come back
+ * @order: held from where a frame gets its number to where it is queued
  * @lock: protects all that follows
  * @gone: being removed
  * @stop: the send is to end early
@@ -158,6 +163,7 @@ struct tbring {
 	struct dentry *dir;
 	struct mutex send;
 	struct completion sent;
+	struct mutex order;
 
 	spinlock_t lock;
 	bool gone;
@@ -209,7 +215,7 @@ static void tbring_fill(void *data, u32 size, u64 seq, u32 run, bool verify)
 		rest[i] = (u8)(seq + i);
 }
 
-static bool tbring_check(const void *data, u32 size)
+static bool tbring_check(const void *data, u32 size, bool verify)
 {
 	const struct tbring_header *h = data;
 	unsigned int i, words;
@@ -219,9 +225,9 @@ static bool tbring_check(const void *data, u32 size)
 	u32 run;
 
 	if (size < sizeof(*h) || h->magic != cpu_to_le32(TBRING_MAGIC) ||
-	    h->len != cpu_to_le32(size))
+	    h->len != cpu_to_le32(size) || h->verify != cpu_to_le32(verify))
 		return false;
-	if (!h->verify)
+	if (!verify)
 		return true;
 
 	seq = le64_to_cpu(h->seq);
@@ -246,7 +252,7 @@ static void tbring_received(struct tbring *r, const void *data, u32 size,
 	const struct tbring_header *h = data;
 	struct tbring_stats *s = &r->stats;
 	bool flagged = flags & (RING_DESC_CRC_ERROR | RING_DESC_BUFFER_OVERRUN);
-	bool good = !flagged && tbring_check(data, size);
+	bool good = !flagged && tbring_check(data, size, READ_ONCE(r->verify));
 	u64 seq, missing, now = ktime_get_ns();
 	u32 run;
 
@@ -281,6 +287,7 @@ static void tbring_received(struct tbring *r, const void *data, u32 size,
 	r->rx_unknown = 0;
 	r->rx_seq = seq + 1;
 out:
+	s->rx_next = r->rx_seq + r->rx_unknown;
 	spin_unlock(&r->lock);
 }
 
@@ -305,8 +312,7 @@ static void tbring_rx_done(struct tb_ring *ring, struct ring_frame *frame,
 
 /* Sending */
 
-/* Queues the next frame of a send; false when there is none. */
-static bool tbring_next(struct tbring *r, struct tbring_frame *f)
+static bool tbring_queue(struct tbring *r, struct tbring_frame *f)
 {
 	struct device *dev = tb_ring_dma_device(r->tx);
 	bool more, verify;
@@ -343,6 +349,20 @@ static bool tbring_next(struct tbring *r, struct tbring_frame *f)
 	r->stats.tx_canceled++;
 	spin_unlock(&r->lock);
 	return false;
+}
+
+/*
+ * Queues the next frame of a send; false when there is none. The send itself
+ * and the completions of its first frames do so at the same time.
+ */
+static bool tbring_next(struct tbring *r, struct tbring_frame *f)
+{
+	bool queued;
+
+	mutex_lock(&r->order);
+	queued = tbring_queue(r, f);
+	mutex_unlock(&r->order);
+	return queued;
 }
 
 static void tbring_tx_done(struct tb_ring *ring, struct ring_frame *frame,
@@ -484,6 +504,9 @@ static ssize_t tbring_reset_write(struct file *file, const char __user *from,
 
 	spin_lock(&r->lock);
 	memset(&r->stats, 0, sizeof(r->stats));
+	r->rx_run = 0;
+	r->rx_seq = 0;
+	r->rx_unknown = 0;
 	spin_unlock(&r->lock);
 	return count;
 }
@@ -520,6 +543,7 @@ static int tbring_stats_show(struct seq_file *m, void *unused)
 	TBRING_SHOW(rx_bad);
 	TBRING_SHOW(rx_lost);
 	TBRING_SHOW(rx_stale);
+	TBRING_SHOW(rx_next);
 	seq_printf(m, "rx_ns %llu\n", s.rx_last - s.rx_first);
 #undef TBRING_SHOW
 	return 0;
@@ -671,6 +695,7 @@ static int tbring_probe(struct tb_service *svc)
 	r->out_hop = -1;
 	r->nr_rx = rx_buffers ? min(rx_buffers, ring_size - 1) : ring_size - 1;
 	mutex_init(&r->send);
+	mutex_init(&r->order);
 	init_completion(&r->sent);
 	spin_lock_init(&r->lock);
 

@@ -1088,14 +1088,15 @@ func (x *LinkReport) GetHops() uint32 {
 	return 0
 }
 
-// AddressClaim is one address that belongs to a node for good.
+// AddressClaim is one address that belongs to a node for good, or a range on its
+// own network from which nobody should take a node address.
 type AddressClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// With prefix length ("10.77.3.1/30", "10.77.200.7/32").
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// "link" or "node".
+	// "link", "node" or "range" (since 0.2).
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// Port and peer node ID for a link, as "port/peer"; empty for a node address.
+	// Port and peer node ID for a link, as "port/peer"; empty for others.
 	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// Whether an instance or transfer uses it now.
 	InUse bool `protobuf:"varint,4,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
