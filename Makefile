@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig bench-rig test-rig-long test-long lint cross gen deps clean
+.PHONY: up rig rig-programs build packages install uninstall test test-unit test-e2e test-limits test-rig test-systemd bench-rig test-rig-long test-long lint cross gen deps clean
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PREFIX ?= /usr/local
@@ -66,7 +66,10 @@ test-e2e: ## the real program on a virtual cluster with a real model
 	@$(TEST) -count=1 -timeout 10m -parallel 3 -skip '^TestLimit' ./e2e
 
 test-rig: ## the real driver of real kernels in virtual machines; builds those the first time
-	@$(TEST) -count=1 -timeout 30m -p 1 -parallel 2 $(GUESTS)
+	@$(TEST) -count=1 -timeout 30m -p 1 -parallel 2 -skip '^TestSystemd$$' $(GUESTS)
+
+test-systemd: ## the packages and units on a virtual machine with systemd, NetworkManager and systemd-networkd
+	@$(TEST) -count=1 -timeout 20m -run '^TestSystemd$$' ./rig/cluster
 
 bench-rig: ## raw rings between two guests, on a machine that does nothing else; TBCLUSTER_BENCH_PEER is another emulator to compare with
 	@TBCLUSTER_BENCH=1 $(RUN) go test -count=1 -v -timeout 30m -run '^TestRingBench$$' ./rig
@@ -81,7 +84,7 @@ test-limits: build ## times, sizes and loads that are promised; alone on the mac
 test-long: deps build ## hours: every test again and again, every fuzz test for a while, a thousand steps in the rig
 	scripts/fuzz 60s
 	TBCLUSTER_LONG=1 $(TEST) $(RACE) -count=5 -timeout 60m $$($(RUN) go list ./... | grep -v -E '^tbcluster/(rig|rig/guest|rig/image|rig/cluster|cmd/tbcluster-rig)$$')
-	@$(MAKE) --no-print-directory test-rig-long
+	@$(MAKE) --no-print-directory test-systemd test-rig-long
 
 lint: deps
 	@scripts/lint
