@@ -107,7 +107,7 @@ LinkLocalAddressing=yes
 `
 )
 
-// downWhileFramesCome is a fault of Linux (seen in 7.3 and 6.12): tbnet_stop()
+// downWhileFramesCome is a fault of Linux (seen in 7.3): tbnet_stop()
 // disables NAPI before it stops the ring. A frame that comes between the two has
 // the interrupt handler mask the ring's interrupt (__ring_interrupt()), and
 // nobody unmasks it, for NAPI no longer polls; tb_ring_stop() then finds the
