@@ -82,7 +82,7 @@ type Agent struct {
 
 	// others is how many other nodes the last picture had; of the loop alone, as
 	// are the next.
-	others int
+	others atomic.Int64
 	// lastOwn, published, steadies and lastRTT are what was published and posted
 	// last; they belong to the reconcile loop.
 	lastOwn   own

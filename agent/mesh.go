@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -70,8 +71,28 @@ func (a *Agent) lookAgain(ctx context.Context) error {
 		a.finder.Rescan()
 	}
 	a.tracker.Update(now.tb, now.net)
-	a.poke()
+	if factsChanged(before, now) {
+		a.poke()
+	}
 	return nil
+}
+
+// factsChanged reports whether anything but counters and memory is other than it
+// was. Those are read now and then.
+func factsChanged(before, now *facts) bool {
+	lasting := func(f *facts) (host.Machine, host.Thunderbolt, host.Network) {
+		m, n := f.machine, f.net
+		m.Memory = host.Memory{}
+		n.Interfaces = slices.Clone(n.Interfaces)
+		for i := range n.Interfaces {
+			x := &n.Interfaces[i]
+			x.RxBytes, x.TxBytes, x.RxErrors, x.TxErrors, x.RxDropped, x.TxDropped = 0, 0, 0, 0, 0, 0
+		}
+		return m, f.tb, n
+	}
+	m1, t1, n1 := lasting(before)
+	m2, t2, n2 := lasting(now)
+	return m1 != m2 || !reflect.DeepEqual(t1, t2) || !reflect.DeepEqual(n1, n2)
 }
 
 // wayGone ends what went over an interface that is gone or silent.
@@ -224,14 +245,14 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	found, cancelFound := a.finder.Subscribe()
 	defer cancelFound()
 	defer a.store.OnChange(a.poke)()
-	slow := time.NewTicker(2 * time.Second) // counters, memory, what ended long ago
+	slow := time.NewTimer(ownEvery(0)) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
 	news, pending := true, false
 	var last time.Time // the whole picture
 	for {
 		begin := time.Now()
-		if news || pending && begin.Sub(last) > lookEvery(a.others) || begin.Sub(last) > pictureEvery {
+		if news || pending && begin.Sub(last) > lookEvery(int(a.others.Load())) || begin.Sub(last) > pictureEvery {
 			a.reconcile(ctx)
 			last, pending = begin, false
 		}
@@ -254,8 +275,9 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case <-found:
 		case <-slow.C:
 			news = a.ownNews(ctx)
+			slow.Reset(ownEvery(int(a.others.Load())))
 		}
-		if !news && (!pending || time.Since(last) <= lookEvery(a.others)) {
+		if !news && (!pending || time.Since(last) <= lookEvery(int(a.others.Load()))) {
 			continue
 		}
 		// What changes together is seen together, and among many nodes, where
@@ -290,9 +312,15 @@ func lookEvery(n int) time.Duration {
 	return time.Duration(n) * time.Second / 4
 }
 
+// ownEvery is how often a node among n others looks at what changes of itself
+// without a word.
+func ownEvery(n int) time.Duration {
+	return max(2*time.Second, time.Duration(n)*time.Second/8)
+}
+
 func (a *Agent) reconcile(ctx context.Context) {
 	views := a.member.Snapshot()
-	a.others = len(views)
+	a.others.Store(int64(len(views)))
 	known := a.sections.read(views)
 	peers, claims, reach := a.peersOf(views, known)
 	a.tracker.SetPeers(peers)

@@ -114,14 +114,17 @@ type steady struct {
 	at    time.Time
 }
 
-// steadyFor is how long small changes of a number are no news.
-const steadyFor = 30 * time.Second
+// steadyFor is how long small changes of a number are no news at a node among n
+// others.
+func steadyFor(n int) time.Duration {
+	return max(30*time.Second, time.Duration(n)*time.Second)
+}
 
 func (a *Agent) steadyBytes(what string, now uint64) uint64 {
 	now = now / memoryStep * memoryStep
 	was, ok := a.steadies[what]
 	differs := max(now, was.value) - min(now, was.value)
-	if ok && (differs == 0 || differs < max(was.value/32, memoryStep+1) && time.Since(was.at) < steadyFor) {
+	if ok && (differs == 0 || differs < max(was.value/32, memoryStep+1) && time.Since(was.at) < steadyFor(int(a.others.Load()))) {
 		return was.value
 	}
 	a.steadies[what] = steady{now, time.Now()}
@@ -134,7 +137,7 @@ func (a *Agent) steadyBytes(what string, now uint64) uint64 {
 // are news.
 func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 	now := time.Now()
-	late := now.Sub(a.lastOwn.linksAt) > tellEvery(a.others)
+	late := now.Sub(a.lastOwn.linksAt) > tellEvery(int(a.others.Load()))
 	old := map[string]*peerv1.LinkReport{}
 	if l := a.lastOwn.sections.links; l != nil {
 		for _, r := range l.Links {
@@ -168,7 +171,7 @@ func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 // tellEvery is how often a node among n others tells its counters: each of them
 // hears it.
 func tellEvery(n int) time.Duration {
-	return max(10*time.Second, time.Duration(n)*time.Second/2)
+	return max(10*time.Second, time.Duration(n)*time.Second)
 }
 
 // near reports whether two round trips differ by less than half and a little.

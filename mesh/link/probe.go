@@ -443,7 +443,6 @@ func (t *Tracker) answered(e *end, s *session, f frame, rtt time.Duration) bool 
 	// What is shown follows only large changes: it travels to every node.
 	if d := (e.rtt - e.shownRTT).Abs(); e.shownRTT == 0 || d > e.shownRTT/2 && d > 100*time.Microsecond {
 		e.shownRTT = e.rtt
-		news = true
 	}
 	// Once both ends know that the connection dialled by the lower ID is good,
 	// the higher ends those that it dialled itself.

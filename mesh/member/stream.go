@@ -26,7 +26,9 @@ const (
 	helloWithin = 3 * time.Second
 	// updateSize is how many bytes of sections share a message.
 	updateSize = 1 << 20
-	// measureEvery heartbeats one asks for an echo at once.
+	// measureEvery heartbeats one measures the round trip: its echo comes at once.
+	// The side that did not dial echoes every one, and sends none of its own as
+	// long as it does: so one waking of each process does for both directions.
 	measureEvery = 5
 	// Promises of other intervals than these are not believed.
 	shortestBeat, longestBeat = 10 * time.Millisecond, 30 * time.Second
@@ -381,8 +383,8 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 		p.rtt = max(now.Sub(s.askedAt), time.Microsecond)
 		s.asked = 0
 	}
-	if h.GetSequence()%measureEvery == 1 {
-		s.echo = h.GetSequence()
+	if seq := h.GetSequence(); seq != 0 && (!s.dialed || seq%measureEvery == 1) {
+		s.echo = seq
 		s.poke()
 	}
 	if h.GetTime() != nil {
@@ -398,6 +400,15 @@ func (m *Manager) send(p *peer, s *stream) error {
 	m.mu.Unlock()
 	timer := time.NewTimer(0) // the first at once, which measures
 	defer timer.Stop()
+	next := func() uint64 {
+		sequence++
+		if sequence%measureEvery == 1 {
+			s.mu.Lock()
+			s.asked, s.askedAt = sequence, time.Now()
+			s.mu.Unlock()
+		}
+		return sequence
+	}
 	for {
 		s.mu.Lock()
 		echo, farewell := s.echo, s.farewell
@@ -408,7 +419,12 @@ func (m *Manager) send(p *peer, s *stream) error {
 			return s.wire.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Goodbye{Goodbye: &peerv1.SyncGoodbye{Reason: farewell}}})
 		}
 		if echo != 0 {
-			if err := s.wire.Send(heartbeat(0, echo, m.o.Clock.Now())); err != nil {
+			own := uint64(0)
+			if !s.dialed {
+				own = next()
+				timer.Reset(beat + beat/2)
+			}
+			if err := s.wire.Send(heartbeat(own, echo, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 		}
@@ -420,13 +436,7 @@ func (m *Manager) send(p *peer, s *stream) error {
 		select {
 		case <-s.wake:
 		case <-timer.C:
-			sequence++
-			if sequence%measureEvery == 1 {
-				s.mu.Lock()
-				s.asked, s.askedAt = sequence, time.Now()
-				s.mu.Unlock()
-			}
-			if err := s.wire.Send(heartbeat(sequence, 0, m.o.Clock.Now())); err != nil {
+			if err := s.wire.Send(heartbeat(next(), 0, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 			timer.Reset(m.untilBeat(beat))
