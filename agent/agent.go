@@ -80,15 +80,15 @@ type Agent struct {
 	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
-	// others is how many other nodes the last picture had; of the loop alone, as
-	// are the next.
+	// others is how many other nodes the last picture had.
 	others atomic.Int64
-	// lastOwn, published, steadies and lastRTT are what was published and posted
-	// last; they belong to the reconcile loop.
-	lastOwn   own
-	published map[string][]byte
-	steadies  map[string]steady
-	lastRTT   map[string]uint64
+	// candidates, lastOwn, published, steadies and lastRTT are what was found,
+	// published and posted last; they belong to the reconcile loop.
+	candidates []discover.Candidate
+	lastOwn    own
+	published  map[string][]byte
+	steadies   map[string]steady
+	lastRTT    map[string]uint64
 	// benching is the ID of the cable of this node that is measured.
 	benching atomic.Pointer[string]
 	// carrying are the interfaces of cables that are not severed, as last seen

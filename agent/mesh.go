@@ -273,6 +273,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 			_, news = a.sections.readNews(a.member.Snapshot())
 			pending = true
 		case <-found:
+			news = a.foundNews()
 		case <-slow.C:
 			news = a.ownNews(ctx)
 			slow.Reset(ownEvery(int(a.others.Load())))
@@ -310,6 +311,27 @@ func lookEvery(n int) time.Duration {
 		return 0
 	}
 	return time.Duration(n) * time.Second / 4
+}
+
+// foundNews reports whether other nodes, or the same at other places, were found
+// since it was called last. One that announces itself anew may have been started
+// anew: if it is not connected it is tried at once.
+func (a *Agent) foundNews() bool {
+	before, now := a.candidates, a.finder.Candidates()
+	a.candidates = now
+	names := map[identity.NodeID]string{}
+	for _, c := range before {
+		names[c.Node] = c.Instance
+	}
+	for _, c := range now {
+		if c.Node == "" || names[c.Node] == c.Instance {
+			continue
+		}
+		if v, ok := a.member.Node(c.Node); ok && v.State != member.Up {
+			a.member.Kick(c.Node)
+		}
+	}
+	return !slices.EqualFunc(before, now, discover.Candidate.Same)
 }
 
 // ownEvery is how often a node among n others looks at what changes of itself

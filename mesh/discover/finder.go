@@ -212,8 +212,7 @@ func (f *Finder) Troubles() []Trouble {
 }
 
 // Subscribe returns a channel that gets a value soon after Candidates or
-// Troubles changed, and whenever a node announces itself anew; it has room for
-// one.
+// Troubles changed, the name of an announcement included; it has room for one.
 func (f *Finder) Subscribe() (changed <-chan struct{}, cancel func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -267,7 +266,7 @@ func (f *Finder) Run(ctx context.Context) error {
 			return
 		}
 		m.browse(ctx, changed)
-		m.announce(f.announcement())
+		m.announceOn(f.announcement(), changed)
 		if asked >= f.askAmong() {
 			clear(asking)
 		}
