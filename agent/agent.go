@@ -73,6 +73,7 @@ type Agent struct {
 	metrics  *metrics.Collector
 	board    *board
 	sections *sectionCache
+	shown    *shown
 
 	started     time.Time
 	controlPort uint16
@@ -151,7 +152,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	if a.store, err = identity.OpenStore(opt.Paths.Own(), key, identity.StoreOptions{Name: name}); err != nil {
 		return nil, err
 	}
-	a.sections = newSectionCache()
+	a.sections, a.shown = newSectionCache(), newShown()
 	a.channel = channel.New(key, a.store, channel.Options{
 		Dialer: func(ctx context.Context, network, addr, iface string, src netip.Addr) (net.Conn, error) {
 			return sock.DialContext(ctx, network, addr, sock.BindOptions{Interface: iface, Source: src, DeadAfter: deadAfter})

@@ -559,7 +559,7 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 	}
 	for _, p := range peers {
 		// Where nobody found it, it may still be where it last said it was.
-		for _, at := range dialable(known[p.NodeID].node) {
+		for _, at := range a.shown.of(p.NodeID, known[p.NodeID]).dialable {
 			add(p.NodeID, channel.Way{Kind: channel.LAN, Addr: at})
 		}
 		id := identity.NodeID(p.NodeID)
@@ -578,11 +578,9 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 // may lie in one of our blocks, though.
 func (a *Agent) cableAddresses(known map[string]nodeSections) func(netip.Addr) bool {
 	claimed := map[netip.Addr]bool{}
-	for _, k := range known {
-		for _, c := range k.links.GetClaims() {
-			if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Kind != "range" {
-				claimed[p.Addr()] = true
-			}
+	for id, k := range known {
+		for _, at := range a.shown.of(id, k).claimed {
+			claimed[at] = true
 		}
 	}
 	var lans []netip.Prefix
