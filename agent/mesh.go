@@ -13,6 +13,7 @@ import (
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	"tbcluster/host"
+	"tbcluster/host/beat"
 	"tbcluster/host/sock"
 	"tbcluster/mesh/address"
 	"tbcluster/mesh/channel"
@@ -245,7 +246,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	found, cancelFound := a.finder.Subscribe()
 	defer cancelFound()
 	defer a.store.OnChange(a.poke)()
-	slow := time.NewTimer(ownEvery(0)) // counters, memory, what ended long ago
+	slow := time.NewTimer(beat.Until(ownEvery(0))) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
 	news, pending := true, false
@@ -276,7 +277,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 			news = a.foundNews()
 		case <-slow.C:
 			news = a.ownNews(ctx)
-			slow.Reset(ownEvery(int(a.others.Load())))
+			slow.Reset(beat.Until(ownEvery(int(a.others.Load()))))
 		}
 		if !news && (!pending || time.Since(last) <= lookEvery(int(a.others.Load()))) {
 			continue

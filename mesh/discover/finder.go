@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tbcluster/host"
+	"tbcluster/host/beat"
 	"tbcluster/mesh/identity"
 )
 
@@ -251,7 +252,7 @@ func (f *Finder) Run(ctx context.Context) error {
 	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
 
-	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
+	look, browse, save := time.NewTimer(beat.Until(lookEvery)), time.NewTimer(browseFor), time.NewTimer(beat.Until(saveEvery))
 	browses := 0
 	defer look.Stop()
 	defer browse.Stop()
@@ -283,6 +284,7 @@ func (f *Finder) Run(ctx context.Context) error {
 			m.goodbye()
 			return f.save()
 		case <-look.C:
+			look.Reset(beat.Until(lookEvery))
 			f.expire()
 			anew()
 		case <-f.rescan:
@@ -306,6 +308,7 @@ func (f *Finder) Run(ctx context.Context) error {
 				ask.Reset(askAt[asked] - askAt[asked-1])
 			}
 		case <-save.C:
+			save.Reset(beat.Until(saveEvery))
 			if err := f.save(); err != nil {
 				f.o.Log.Error("cannot keep the addresses of nodes", "error", err)
 			}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/beat"
 )
 
 // target is where a prober dials; a change of it starts another prober.
@@ -342,8 +343,8 @@ const outstanding = 8
 func (t *Tracker) ping(e *end, s *session, send func(frame) error, pongs <-chan frame, done <-chan error) error {
 	var sequence, answered uint64
 	var sent [outstanding]time.Time
-	ticker := time.NewTicker(t.cfg.Timing.PingEvery)
-	defer ticker.Stop()
+	timer := time.NewTimer(beat.Until(t.cfg.Timing.PingEvery))
+	defer timer.Stop()
 	// The last tenth of a ping's pace is for what waits here to be read: an
 	// agent that stood still itself must not take that for silence.
 	grace := t.cfg.Timing.PingEvery / 10
@@ -374,10 +375,11 @@ func (t *Tracker) ping(e *end, s *session, send func(frame) error, pongs <-chan 
 			default:
 				return errSilent
 			}
-		case <-ticker.C:
+		case <-timer.C:
 			if err := next(); err != nil {
 				return err
 			}
+			timer.Reset(beat.Until(t.cfg.Timing.PingEvery))
 		case f := <-pongs:
 			if f.sequence <= answered || f.sequence > sequence || sequence-f.sequence >= outstanding {
 				continue // answered before, or never asked

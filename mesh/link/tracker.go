@@ -13,6 +13,7 @@ import (
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	tbclusterv1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/host"
+	"tbcluster/host/beat"
 )
 
 // Tracker keeps this node's own link ends. All methods may be called at once.
@@ -85,7 +86,7 @@ const saveEvery = 2 * time.Second
 // keep writes the history.
 func (t *Tracker) keep() {
 	defer t.wg.Done()
-	tick := time.NewTicker(saveEvery)
+	tick := time.NewTimer(beat.Until(saveEvery))
 	defer tick.Stop()
 	for {
 		select {
@@ -93,6 +94,7 @@ func (t *Tracker) keep() {
 			return
 		case <-tick.C:
 			t.save()
+			tick.Reset(beat.Until(saveEvery))
 		}
 	}
 }

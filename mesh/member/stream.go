@@ -15,6 +15,7 @@ import (
 
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
+	"tbcluster/host/beat"
 	"tbcluster/mesh/identity"
 )
 
@@ -396,7 +397,7 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 func (m *Manager) send(p *peer, s *stream) error {
 	var sequence uint64
 	m.mu.Lock()
-	beat := m.heartbeat()
+	every := m.heartbeat()
 	m.mu.Unlock()
 	timer := time.NewTimer(0) // the first at once, which measures
 	defer timer.Stop()
@@ -422,7 +423,7 @@ func (m *Manager) send(p *peer, s *stream) error {
 			own := uint64(0)
 			if !s.dialed {
 				own = next()
-				timer.Reset(beat + beat/2)
+				timer.Reset(every + every/2)
 			}
 			if err := s.wire.Send(heartbeat(own, echo, m.o.Clock.Now())); err != nil {
 				return streamError(err)
@@ -439,18 +440,11 @@ func (m *Manager) send(p *peer, s *stream) error {
 			if err := s.wire.Send(heartbeat(next(), 0, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
-			timer.Reset(m.untilBeat(beat))
+			timer.Reset(beat.Until(every))
 		case <-s.ctx.Done():
 			return nil
 		}
 	}
-}
-
-// untilBeat is the time until the next heartbeat. Those to all peers fall
-// together: a process that wakes once for all costs less than one that wakes for
-// each.
-func (m *Manager) untilBeat(beat time.Duration) time.Duration {
-	return beat - time.Since(m.began)%beat
 }
 
 func heartbeat(sequence, echo uint64, wall time.Time) *peerv1.SyncMessage {
