@@ -102,6 +102,7 @@ type Manager struct {
 	ctx         context.Context // of Run; nil before
 	incarnation uint64
 	own         map[string]Section
+	merged      []byte // the records of trust that were merged last
 	peers       map[identity.NodeID]*peer
 	subscribers map[int]chan struct{}
 	nextSub     int

@@ -359,6 +359,13 @@ func (m *Manager) takeUpdate(p *peer, u *peerv1.SyncUpdate) (trust []byte, err e
 
 // mergeTrust takes the records of another node into the store.
 func (m *Manager) mergeTrust(from identity.NodeID, data []byte) {
+	// In a cluster of many all say the same, one after the other.
+	m.mu.Lock()
+	known := bytes.Equal(data, m.own[TrustSection].Data) || bytes.Equal(data, m.merged)
+	m.mu.Unlock()
+	if known {
+		return
+	}
 	records, err := identity.ParseRecords(data)
 	if err != nil {
 		m.o.Log.Warn("records of trust that cannot be read", "node", from, "error", err)
@@ -370,6 +377,11 @@ func (m *Manager) mergeTrust(from identity.NodeID, data []byte) {
 	}
 	if err != nil {
 		m.o.Log.Error("cannot keep records of trust", "node", from, "error", err)
+	}
+	if rejected == nil && err == nil {
+		m.mu.Lock()
+		m.merged = data
+		m.mu.Unlock()
 	}
 	if len(changed) > 0 {
 		m.o.Log.Info("learnt who is in the cluster", "node", from, "changed", changed)
