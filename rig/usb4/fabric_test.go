@@ -1057,7 +1057,7 @@ func TestWhatIsNotRightIsRefused(t *testing.T) {
 			t.Errorf("%+v is a second one", o)
 		}
 	}
-	for _, o := range []CableOptions{{Lanes: 3}, {Speed: 7}, {WireOptions: WireOptions{Rate: -1}}, {WireOptions: WireOptions{Latency: -1}}, {WireOptions: WireOptions{Loss: Injection{Probability: 1.5}}}} {
+	for _, o := range []CableOptions{{Lanes: 3}, {Speed: 7}, {WireOptions: WireOptions{Rate: -1}}, {WireOptions: WireOptions{Latency: -1}}, {WireOptions: WireOptions{Latency: MaxLatency + 1}}, {WireOptions: WireOptions{Loss: Injection{Probability: 1.5}}}} {
 		if _, err := f.Connect(a.Port(0), b.Port(0), o); err == nil {
 			t.Errorf("a cable of %+v", o)
 		}

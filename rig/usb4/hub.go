@@ -187,7 +187,7 @@ func (f *Fabric) AddHub(o HubOptions) (*Hub, error) {
 		o.Ports = 3
 	}
 	if o.Ports < 2 {
-		return nil, fault.Newf(fault.Usage, "see usb4.HubOptions", "hub %s cannot have %d ports", o.Name, o.Ports)
+		return nil, fault.Newf(fault.Usage, "give it 2 ports or more, of which one goes up", "hub %s cannot have %d ports", o.Name, o.Ports)
 	}
 	if o.Device == 0 {
 		o.Device = 0x4002

@@ -75,7 +75,7 @@ type HostOptions struct {
 
 func (o *HostOptions) complete(seed uint64) error {
 	bad := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "see usb4.HostOptions", "host "+o.Name+" is not set up right: "+format, args...)
+		return fault.Newf(fault.Usage, "correct it in the topology", "host "+o.Name+" is not set up right: "+format, args...)
 	}
 	if o.Name == "" {
 		return fault.Newf(fault.Usage, "give each host a name", "a host without a name")
@@ -147,7 +147,8 @@ type WireOptions struct {
 	// rate is exact while there is something to send. WireCounters say how it was
 	// kept.
 	Rate int64
-	// Latency is the time from a frame's last bit sent to its arrival.
+	// Latency is the time from a frame's last bit sent to its arrival, at most
+	// MaxLatency.
 	Latency time.Duration
 	// Loss has frames vanish.
 	Loss Injection
@@ -159,6 +160,9 @@ type WireOptions struct {
 	// Overrun has the receiver set the buffer overrun flag.
 	Overrun Injection
 }
+
+// MaxLatency is that of a cable: what is on its way is in memory.
+const MaxLatency = time.Minute
 
 // Injection says which frames something is done to: every Every-th, and each
 // with Probability besides. The zero value is none.
@@ -176,7 +180,7 @@ func (i Injection) on() bool { return i.Every != 0 || i.Probability != 0 }
 
 func (o CableOptions) check() error {
 	bad := func(format string, args ...any) error {
-		return fault.Newf(fault.Usage, "see usb4.CableOptions", "a cable is not set up right: "+format, args...)
+		return fault.Newf(fault.Usage, "give the cable what there is, or leave it out for the best", "a cable is not set up right: "+format, args...)
 	}
 	if o.Lanes < 0 || o.Lanes > 2 {
 		return bad("%d lanes, not 1 or 2", o.Lanes)
@@ -188,8 +192,11 @@ func (o CableOptions) check() error {
 }
 
 func (o WireOptions) check() error {
-	if o.Rate < 0 || o.Latency < 0 {
-		return fault.Newf(fault.Usage, "see usb4.WireOptions", "a cable cannot have a rate of %d bit/s and a latency of %v", o.Rate, o.Latency)
+	if o.Rate < 0 {
+		return fault.Newf(fault.Usage, "give a rate of 1 bit/s or more; 0 is no limit", "a cable cannot have a rate of %d bit/s", o.Rate)
+	}
+	if o.Latency < 0 || o.Latency > MaxLatency {
+		return fault.Newf(fault.Usage, fmt.Sprintf("give a latency from 0 to %v", MaxLatency), "a cable cannot have a latency of %v", o.Latency)
 	}
 	for name, i := range map[string]Injection{"loss": o.Loss, "corruption": o.Corrupt, "flagged corruption": o.CorruptFlagged, "overrun": o.Overrun} {
 		if !(i.Probability >= 0 && i.Probability <= 1) {
