@@ -93,7 +93,8 @@ var provocations = map[string]struct {
 	}, []string{"not usable yet", "no answer from beta"}},
 	"link-without-address": {func(f *Facts) {
 		f.Links[0].State, f.Links[0].Reason = tbclusterv1.LinkState_LINK_STATE_CABLED,
-			"alpha: no address could be agreed on: no subnet of 10.77.0.0/16 is free at both ends; the last was taken by 10.77.0.5/16 on interface eth0"
+			"alpha: all is taken, by 10.77.0.5/16 on interface eth0" // in whatever words
+		f.Links[0].Obstacle = tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS
 	}, []string{"no address is free for the cable", "10.77.0.5/16 on interface eth0", "address_spares"}},
 	"no-permission": {func(f *Facts) {
 		f.Wanted = []host.Change{{Kind: host.ChangeLinkUp, Interface: "thunderbolt0"}}
