@@ -326,7 +326,9 @@ func (s *doctorServer) Check(ctx context.Context, q *v1.CheckRequest) (*v1.Check
 		})
 	}
 	wg.Wait()
+	st, _ = s.a.board.get() // as it is now that they have looked
 	sorted := &v1.ClusterState{Findings: out.Findings}
 	order(sorted)
+	out.Findings = doctor.Standing(st, sorted.Findings)
 	return out, nil
 }

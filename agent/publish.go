@@ -15,6 +15,7 @@ import (
 
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	v1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/doctor"
 	"tbcluster/mesh/identity"
 	"tbcluster/mesh/link"
 	"tbcluster/mesh/member"
@@ -293,6 +294,7 @@ func (a *Agent) collect(s *v1.ClusterState, known map[string]nodeSections, lost 
 			}
 		}
 	}
+	s.Findings = doctor.Standing(s, s.Findings)
 	s.Models = slices.Collect(maps.Values(models))
 }
 

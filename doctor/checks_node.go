@@ -52,7 +52,7 @@ func checkNodeDown(f Facts) []seen {
 			continue
 		}
 		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self && !f.heard(n) {
-			out = append(out, seen{node: n.GetId(), nodeName: n.GetName(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
+			out = append(out, seen{subject: n.GetId(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
 		}
 	}
 	return out

@@ -2069,7 +2069,8 @@ type Finding struct {
 	NodeId string `protobuf:"bytes,7,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Name of that node.
 	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// What on that node (a link ID, a device, a path); may be empty.
+	// What on that node (a link ID, a device, a path), or the ID of another node
+	// that it speaks of; may be empty.
 	Subject string `protobuf:"bytes,9,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Since when, by the finding node's clock.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
