@@ -62,12 +62,12 @@ func checkRenewed(f Facts) []seen {
 	var out []seen
 	for _, n := range f.Nodes {
 		r, ok := f.Renewed[n.GetId()]
-		if !ok || r.Member && f.speaker() != f.Self { // all of them see that
+		if !ok { // who knows it says it: the new node, which may speak for all, never met the old one
 			continue
 		}
-		again := "Then run `tbcluster pair` here and `tbcluster pair CODE` on that machine."
+		again := "Then let the machine in again: run `tbcluster pair` here and `tbcluster pair CODE` there."
 		if r.Member {
-			again = "The new one is in the cluster already."
+			again = fmt.Sprintf("%s is in the cluster already; `tbcluster node rename %s %s` then gives it the old name.", r.Node, r.Node, n.GetName())
 		}
 		out = append(out, seen{subject: n.GetId(), evidence: strings.TrimSuffix(r.Where+"; "+n.GetReason(), "; "),
 			words: map[string]string{"peer": n.GetName(), "now": r.Node, "again": again}})

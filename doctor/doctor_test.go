@@ -76,9 +76,9 @@ var provocations = map[string]struct {
 	}, []string{"beta is down", "tbcluster node forget beta"}},
 	"node-renewed": {func(f *Facts) {
 		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "not heard from"
-		f.Renewed = map[string]Renewed{"bbb": {Node: "7WCA2TZ", Where: "7WCA2TZ answers at an address of beta"}}
+		f.Renewed = map[string]Renewed{"bbb": {Node: "node 7WCA2TZ", Where: "node 7WCA2TZ answers at an address of beta"}}
 		down(f)
-	}, []string{"7WCA2TZ answers where beta was", "pair --revoke beta", "pair CODE"}},
+	}, []string{"beta came back as another node: node 7WCA2TZ", "pair --revoke beta", "pair CODE", "at an address of beta; not heard from"}},
 	"not-paired": {func(f *Facts) {
 		f.Links[0].B, f.Links[0].State = &tbclusterv1.LinkEnd{NodeName: "Mac16,9"}, tbclusterv1.LinkState_LINK_STATE_CABLED
 	}, []string{"Mac16,9", "tbcluster pair CODE", "0-1"}},
@@ -286,6 +286,21 @@ func TestFirewallsOfEachKindAreOpenedInTheirOwnWay(t *testing.T) {
 	f.Firewalls = []host.Firewall{{Tool: "ufw", Name: "it"}}
 	if found := Check(f); len(found) != 0 {
 		t.Errorf("a firewall that is in nobody's way: %v", found)
+	}
+}
+
+// The new node may be the one that speaks for all; it does not know what it was.
+func TestThatAMachineIsAnotherNodeIsSaidByWhoeverKnows(t *testing.T) {
+	f := healthy()
+	f.Self, f.Name = "bbb", "beta"
+	f.Nodes = append(f.Nodes, &tbclusterv1.Node{Id: "ccc", Name: "gamma", State: tbclusterv1.NodeState_NODE_STATE_DOWN})
+	f.Renewed = map[string]Renewed{"ccc": {Node: "gamma-2", Member: true, Where: "gamma-2 has what gamma had"}}
+	found := Check(f)
+	if len(found) != 1 || found[0].Code != "node-renewed" || found[0].Subject != "ccc" {
+		t.Fatalf("found %v", found)
+	}
+	if got := found[0].Fix; !strings.Contains(got, "pair --revoke gamma`") || !strings.Contains(got, "gamma-2 is in the cluster already") || !strings.Contains(got, "`tbcluster node rename gamma-2 gamma`") || strings.Contains(got, "CODE") {
+		t.Error(got)
 	}
 }
 

@@ -469,7 +469,10 @@ type NodeSection struct {
 	// Control port that its agent listens on.
 	ControlPort uint32 `protobuf:"varint,3,opt,name=control_port,json=controlPort,proto3" json:"control_port,omitempty"`
 	// Addresses of its interfaces that are no cables, for dialling.
-	LanAddresses  []string `protobuf:"bytes,4,rep,name=lan_addresses,json=lanAddresses,proto3" json:"lan_addresses,omitempty"`
+	LanAddresses []string `protobuf:"bytes,4,rep,name=lan_addresses,json=lanAddresses,proto3" json:"lan_addresses,omitempty"`
+	// UUIDs of its machine's Thunderbolt domains, by which it is known again under
+	// another identity.
+	DomainUuids   []string `protobuf:"bytes,5,rep,name=domain_uuids,json=domainUuids,proto3" json:"domain_uuids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -528,6 +531,13 @@ func (x *NodeSection) GetControlPort() uint32 {
 func (x *NodeSection) GetLanAddresses() []string {
 	if x != nil {
 		return x.LanAddresses
+	}
+	return nil
+}
+
+func (x *NodeSection) GetDomainUuids() []string {
+	if x != nil {
+		return x.DomainUuids
 	}
 	return nil
 }
@@ -2122,13 +2132,14 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\x04echo\x18\x02 \x01(\x04R\x04echo\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"%\n" +
 	"\vSyncGoodbye\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xb7\x01\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xda\x01\n" +
 	"\vNodeSection\x12&\n" +
 	"\x04node\x18\x01 \x01(\v2\x12.tbcluster.v1.NodeR\x04node\x128\n" +
 	"\vpaired_user\x18\x02 \x01(\v2\x17.tbcluster.peer.v1.UserR\n" +
 	"pairedUser\x12!\n" +
 	"\fcontrol_port\x18\x03 \x01(\rR\vcontrolPort\x12#\n" +
-	"\rlan_addresses\x18\x04 \x03(\tR\flanAddresses\"\xb9\x01\n" +
+	"\rlan_addresses\x18\x04 \x03(\tR\flanAddresses\x12!\n" +
+	"\fdomain_uuids\x18\x05 \x03(\tR\vdomainUuids\"\xb9\x01\n" +
 	"\rModelsSection\x12+\n" +
 	"\x06models\x18\x01 \x03(\v2\x13.tbcluster.v1.ModelR\x06models\x12A\n" +
 	"\x05specs\x18\x02 \x03(\v2+.tbcluster.peer.v1.ModelsSection.SpecsEntryR\x05specs\x1a8\n" +
