@@ -73,6 +73,7 @@ type Agent struct {
 	metrics  *metrics.Collector
 	board    *board
 	sections *sectionCache
+	shown    *shown
 
 	started     time.Time
 	controlPort uint16
@@ -80,15 +81,15 @@ type Agent struct {
 	metricsAddr atomic.Pointer[string]
 	pairNumber  atomic.Pointer[string]
 
-	// others is how many other nodes the last picture had; of the loop alone, as
-	// are the next.
-	others int
-	// lastOwn, published, steadies and lastRTT are what was published and posted
-	// last; they belong to the reconcile loop.
-	lastOwn   own
-	published map[string][]byte
-	steadies  map[string]steady
-	lastRTT   map[string]uint64
+	// others is how many other nodes the last picture had.
+	others atomic.Int64
+	// candidates, lastOwn, published, steadies and lastRTT are what was found,
+	// published and posted last; they belong to the reconcile loop.
+	candidates []discover.Candidate
+	lastOwn    own
+	published  map[string][]byte
+	steadies   map[string]steady
+	lastRTT    map[string]uint64
 	// benching is the ID of the cable of this node that is measured.
 	benching atomic.Pointer[string]
 	// carrying are the interfaces of cables that are not severed, as last seen
@@ -153,7 +154,7 @@ func New(ctx context.Context, opt Options) (*Agent, error) {
 	if a.store, err = identity.OpenStore(opt.Paths.Own(), key, identity.StoreOptions{Name: name}); err != nil {
 		return nil, err
 	}
-	a.sections = newSectionCache()
+	a.sections, a.shown = newSectionCache(), newShown()
 	a.channel = channel.New(key, a.store, channel.Options{
 		Dialer: func(ctx context.Context, network, addr, iface string, src netip.Addr) (net.Conn, error) {
 			return sock.DialContext(ctx, network, addr, sock.BindOptions{Interface: iface, Source: src, DeadAfter: deadAfter})

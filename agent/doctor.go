@@ -20,38 +20,47 @@ import (
 	"tbcluster/mesh/address"
 )
 
-// doctorEvery is how often a node looks for what is wrong with it unasked;
-// doctorSoon how soon after a node or cable got into another state, which is
-// what most findings are about: one that is gone should not stand there any
-// longer, and one that has come is wanted.
-const (
-	doctorEvery = 10 * time.Second
-	doctorSoon  = time.Second
-)
+// doctorEvery is how often a node among n others looks for what is wrong with it
+// unasked. Soon after a node or cable got into another state it looks too: most
+// findings are about that, one that is gone should not stand there any longer,
+// and one that has come is wanted.
+func doctorEvery(n int) time.Duration {
+	return max(10*time.Second, time.Duration(n)*time.Second/2)
+}
+
+// doctorSoon is how soon after a change a node looks, and how long apart two
+// looks are for that.
+const doctorSoon = time.Second
 
 // doctorLoop keeps this node's findings true.
 func (a *Agent) doctorLoop(ctx context.Context) {
-	t := time.NewTicker(doctorSoon)
-	defer t.Stop()
-	var last time.Time
-	var seen, known uint64
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
+	var known uint64
+	var due time.Time
+	for pause(ctx, doctorSoon) {
+		s, news := a.board.get()
+		now := standing(s)
+		if now == known && time.Now().Before(due) {
+			unasked := time.NewTimer(time.Until(due))
+			select {
+			case <-ctx.Done():
+			case <-news:
+			case <-unasked.C:
+			}
+			unasked.Stop()
+			continue
 		}
-		s, _ := a.board.get()
-		changed := false
-		if s.Revision != seen {
-			seen = s.Revision
-			now := standing(s)
-			changed, known = now != known, now
-		}
-		if changed || time.Since(last) >= doctorEvery {
-			a.examine(ctx)
-			last = time.Now()
-		}
+		a.examine(ctx)
+		known, due = now, time.Now().Add(doctorEvery(int(a.others.Load())))
+	}
+}
+
+// pause waits, and reports whether ctx is still good then.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	"tbcluster/host"
+	"tbcluster/host/beat"
 	"tbcluster/host/sock"
 	"tbcluster/mesh/address"
 	"tbcluster/mesh/channel"
@@ -70,8 +72,28 @@ func (a *Agent) lookAgain(ctx context.Context) error {
 		a.finder.Rescan()
 	}
 	a.tracker.Update(now.tb, now.net)
-	a.poke()
+	if factsChanged(before, now) {
+		a.poke()
+	}
 	return nil
+}
+
+// factsChanged reports whether anything but counters and memory is other than it
+// was. Those are read now and then.
+func factsChanged(before, now *facts) bool {
+	lasting := func(f *facts) (host.Machine, host.Thunderbolt, host.Network) {
+		m, n := f.machine, f.net
+		m.Memory = host.Memory{}
+		n.Interfaces = slices.Clone(n.Interfaces)
+		for i := range n.Interfaces {
+			x := &n.Interfaces[i]
+			x.RxBytes, x.TxBytes, x.RxErrors, x.TxErrors, x.RxDropped, x.TxDropped = 0, 0, 0, 0, 0, 0
+		}
+		return m, f.tb, n
+	}
+	m1, t1, n1 := lasting(before)
+	m2, t2, n2 := lasting(now)
+	return m1 != m2 || !reflect.DeepEqual(t1, t2) || !reflect.DeepEqual(n1, n2)
 }
 
 // wayGone ends what went over an interface that is gone or silent.
@@ -224,14 +246,14 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	found, cancelFound := a.finder.Subscribe()
 	defer cancelFound()
 	defer a.store.OnChange(a.poke)()
-	slow := time.NewTicker(2 * time.Second) // counters, memory, what ended long ago
+	slow := time.NewTimer(beat.Until(ownEvery(0))) // counters, memory, what ended long ago
 	defer slow.Stop()
 	var waiters []chan struct{}
 	news, pending := true, false
 	var last time.Time // the whole picture
 	for {
 		begin := time.Now()
-		if news || pending && begin.Sub(last) > lookEvery(a.others) || begin.Sub(last) > pictureEvery {
+		if news || pending && begin.Sub(last) > lookEvery(int(a.others.Load())) || begin.Sub(last) > pictureEvery {
 			a.reconcile(ctx)
 			last, pending = begin, false
 		}
@@ -252,10 +274,12 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 			_, news = a.sections.readNews(a.member.Snapshot())
 			pending = true
 		case <-found:
+			news = a.foundNews()
 		case <-slow.C:
 			news = a.ownNews(ctx)
+			slow.Reset(beat.Until(ownEvery(int(a.others.Load()))))
 		}
-		if !news && (!pending || time.Since(last) <= lookEvery(a.others)) {
+		if !news && (!pending || time.Since(last) <= lookEvery(int(a.others.Load()))) {
 			continue
 		}
 		// What changes together is seen together, and among many nodes, where
@@ -290,9 +314,36 @@ func lookEvery(n int) time.Duration {
 	return time.Duration(n) * time.Second / 4
 }
 
+// foundNews reports whether other nodes, or the same at other places, were found
+// since it was called last. One that announces itself anew may have been started
+// anew: if it is not connected it is tried at once.
+func (a *Agent) foundNews() bool {
+	before, now := a.candidates, a.finder.Candidates()
+	a.candidates = now
+	names := map[identity.NodeID]string{}
+	for _, c := range before {
+		names[c.Node] = c.Instance
+	}
+	for _, c := range now {
+		if c.Node == "" || names[c.Node] == c.Instance {
+			continue
+		}
+		if v, ok := a.member.Node(c.Node); ok && v.State != member.Up {
+			a.member.Kick(c.Node)
+		}
+	}
+	return !slices.EqualFunc(before, now, discover.Candidate.Same)
+}
+
+// ownEvery is how often a node among n others looks at what changes of itself
+// without a word.
+func ownEvery(n int) time.Duration {
+	return max(2*time.Second, time.Duration(n)*time.Second/8)
+}
+
 func (a *Agent) reconcile(ctx context.Context) {
 	views := a.member.Snapshot()
-	a.others = len(views)
+	a.others.Store(int64(len(views)))
 	known := a.sections.read(views)
 	peers, claims, reach := a.peersOf(views, known)
 	a.tracker.SetPeers(peers)
@@ -509,7 +560,7 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 	}
 	for _, p := range peers {
 		// Where nobody found it, it may still be where it last said it was.
-		for _, at := range dialable(known[p.NodeID].node) {
+		for _, at := range a.shown.of(p.NodeID, known[p.NodeID]).dialable {
 			add(p.NodeID, channel.Way{Kind: channel.LAN, Addr: at})
 		}
 		id := identity.NodeID(p.NodeID)
@@ -528,11 +579,9 @@ func (a *Agent) setWays(peers []link.Peer, known map[string]nodeSections) {
 // may lie in one of our blocks, though.
 func (a *Agent) cableAddresses(known map[string]nodeSections) func(netip.Addr) bool {
 	claimed := map[netip.Addr]bool{}
-	for _, k := range known {
-		for _, c := range k.links.GetClaims() {
-			if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Kind != "range" {
-				claimed[p.Addr()] = true
-			}
+	for id, k := range known {
+		for _, at := range a.shown.of(id, k).claimed {
+			claimed[at] = true
 		}
 	}
 	var lans []netip.Prefix

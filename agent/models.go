@@ -72,12 +72,13 @@ type modelsFile struct {
 	Added  []string `json:"added"`
 }
 
-const (
-	modelsSchema = 1
-	// scanEvery is how often models are looked for unasked: a download by
-	// another program tells nobody.
-	scanEvery = time.Minute
-)
+const modelsSchema = 1
+
+// scanEvery is how often a node among n others looks for models unasked: a
+// download by another program tells nobody.
+func scanEvery(n int) time.Duration {
+	return max(time.Minute, 5*time.Duration(n)*time.Second)
+}
 
 func (a *Agent) openModels(ctx context.Context) (*models, error) {
 	m := &models{a: a, path: a.opt.Paths.Own("models.json"), wake: make(chan struct{}, 1), fresh: make(chan struct{}, 1)}
@@ -118,17 +119,19 @@ func (m *models) rescan() {
 
 // scanLoop keeps models and engines true.
 func (a *Agent) scanLoop(ctx context.Context) {
-	t := time.NewTicker(scanEvery)
-	defer t.Stop()
 	for {
 		if err := a.models.scan(ctx); err != nil && ctx.Err() == nil {
 			a.log.Warn("look for models", "error", err)
 		}
+		t := time.NewTimer(scanEvery(int(a.others.Load())))
 		select {
 		case <-ctx.Done():
-			return
 		case <-t.C:
 		case <-a.models.wake:
+		}
+		t.Stop()
+		if ctx.Err() != nil {
+			return
 		}
 	}
 }

@@ -103,6 +103,18 @@ func (a *Agent) publish(ctx context.Context, known map[string]nodeSections) {
 			a.log.Error("publish own state", "section", name, "error", err)
 		}
 	}
+	// What is not new stays the same message, which is how others know it.
+	var before nodeSections
+	if k := a.known.Load(); k != nil {
+		before = (*k)[a.id()]
+	}
+	same := func(name string) bool { return bytes.Equal(encoded[name], a.published[name]) }
+	if before.node != nil && same(sectionNode) {
+		s.node = before.node
+	}
+	if before.links != nil && same(sectionLinks) {
+		s.links = before.links
+	}
 	a.published = encoded
 	known[a.id()] = s
 	a.known.Store(&known)
@@ -115,14 +127,17 @@ type steady struct {
 	at    time.Time
 }
 
-// steadyFor is how long small changes of a number are no news.
-const steadyFor = 30 * time.Second
+// steadyFor is how long small changes of a number are no news at a node among n
+// others.
+func steadyFor(n int) time.Duration {
+	return max(30*time.Second, time.Duration(n)*time.Second)
+}
 
 func (a *Agent) steadyBytes(what string, now uint64) uint64 {
 	now = now / memoryStep * memoryStep
 	was, ok := a.steadies[what]
 	differs := max(now, was.value) - min(now, was.value)
-	if ok && (differs == 0 || differs < max(was.value/32, memoryStep+1) && time.Since(was.at) < steadyFor) {
+	if ok && (differs == 0 || differs < max(was.value/32, memoryStep+1) && time.Since(was.at) < steadyFor(int(a.others.Load()))) {
 		return was.value
 	}
 	a.steadies[what] = steady{now, time.Now()}
@@ -135,7 +150,7 @@ func (a *Agent) steadyBytes(what string, now uint64) uint64 {
 // are news.
 func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 	now := time.Now()
-	late := now.Sub(a.lastOwn.linksAt) > tellEvery(a.others)
+	late := now.Sub(a.lastOwn.linksAt) > tellEvery(int(a.others.Load()))
 	old := map[string]*peerv1.LinkReport{}
 	if l := a.lastOwn.sections.links; l != nil {
 		for _, r := range l.Links {
@@ -169,7 +184,7 @@ func (a *Agent) settle(reports []*peerv1.LinkReport) []*peerv1.LinkReport {
 // tellEvery is how often a node among n others tells its counters: each of them
 // hears it.
 func tellEvery(n int) time.Duration {
-	return max(10*time.Second, time.Duration(n)*time.Second/2)
+	return max(10*time.Second, time.Duration(n)*time.Second)
 }
 
 // near reports whether two round trips differ by less than half and a little.
@@ -205,22 +220,8 @@ func (a *Agent) post(views []member.NodeView, known map[string]nodeSections) {
 		if !ok || m.Revoked || m.Forgotten {
 			continue
 		}
-		n := &v1.Node{Id: string(v.ID)}
-		if k := known[string(v.ID)]; k.node != nil && k.node.Node != nil {
-			n = proto.CloneOf(k.node.Node)
-		}
-		// What a node says of itself is its own matter, but not who it is, nor
-		// what we know better.
-		n.Id, n.Name, n.Self, n.Role = string(v.ID), m.Name, false, roles[m.Role]
-		n.State, n.Reason = nodeStates[v.State], v.Reason
-		if !v.Since.IsZero() {
-			n.StateSince = timestamppb.New(v.Since)
-		}
-		n.Incarnation, n.ControlPath = v.Incarnation, v.Via
-		if v.Version != "" {
-			n.Version = v.Version
-		}
-		n.RttUs = a.steadyRTT(string(v.ID), uint64(v.RTT.Microseconds()))
+		rtt := a.steadyRTT(string(v.ID), uint64(v.RTT.Microseconds()))
+		n := a.shown.node(m, v, known[string(v.ID)].node, rtt)
 		s.Nodes = append(s.Nodes, n)
 		up := v.State == member.Up || v.State == member.Suspect
 		infos = append(infos, link.NodeInfo{ID: n.Id, Name: n.Name, Up: up, Since: v.Since})
@@ -228,16 +229,12 @@ func (a *Agent) post(views []member.NodeView, known map[string]nodeSections) {
 			lost[n.Id] = fmt.Sprintf("%s is %s", n.Name, v.State)
 		}
 	}
-	reports := map[string][]*peerv1.LinkReport{}
-	for id, k := range known {
-		if k.links != nil {
-			reports[id] = append([]*peerv1.LinkReport{}, k.links.Links...)
-		}
-	}
-	s.Links = link.Assemble(a.id(), infos, reports)
+	s.Links = a.shown.links(a.id(), infos, known)
 	a.collect(s, known, lost)
 	order(s)
-	if a.board.post(s) {
+	news := a.board.post(s)
+	a.shown.posted(s)
+	if news {
 		a.metrics.Observe(s)
 		a.ranks.stateChanged(s)
 	}

@@ -191,9 +191,8 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 	go func() {
 		defer cancel()
 		res, err := r.t.Run(ctx)
-		lost := false
-		for tries := 1; again(ctx, err, tries, res.Progress.DoneBytes+r.best > 0, lost); tries++ {
-			lost = lost || fault.Is(err, fault.Connection)
+		var tries patience
+		for tries.again(ctx, err, res.Progress.DoneBytes+r.best > 0) {
 			// The control stream of a worker went with the cable under it. What
 			// arrived is on disk, and there may be another way.
 			m.mu.Lock()
@@ -201,7 +200,8 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 			r.total, r.sent = max(r.total, p.TotalBytes), p.Links
 			m.mu.Unlock()
 			if p.DoneBytes > r.best {
-				r.best, tries = p.DoneBytes, 1
+				r.best = p.DoneBytes
+				tries.progress()
 			}
 			t := transfer.New(job, deps, func(p transfer.Progress) { m.update(r, p, nil) })
 			m.mu.Lock()
@@ -213,7 +213,7 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(min(time.Duration(tries)*retryAfter, retryMost)):
+			case <-time.After(tries.pause()):
 			}
 			res, err = t.Run(ctx)
 		}
@@ -238,21 +238,41 @@ const (
 	retryMost   = 2 * time.Second
 )
 
-// again reports whether what ended a run may be over by the next one. That a
-// node is down may be so once bytes have moved: then it was there before. That
-// somebody writes the file may be so once a connection was lost: then it is the
-// worker at its other end.
-func again(ctx context.Context, err error, tries int, moved, lost bool) bool {
+// patience counts what ended the runs of a transfer since its last progress,
+// each kind for itself.
+type patience struct {
+	lost, busy int
+	// held is set once a connection was lost: a worker at its other end may have
+	// the file still.
+	held bool
+}
+
+// again reports whether what ended a run may be over by the next one, and counts
+// it. That a node is down may be so once bytes have moved: then it was there
+// before. That somebody writes the file may be so once a connection was lost:
+// then it is the worker at its other end.
+func (p *patience) again(ctx context.Context, err error, moved bool) bool {
 	if err == nil || ctx.Err() != nil {
 		return false
 	}
 	switch {
 	case fault.Is(err, fault.Connection), moved && fault.Is(err, fault.NodeDown):
-		return tries <= retries
-	case lost && fault.Is(err, fault.StillRunning):
-		return tries <= busyRetries
+		p.lost++
+		p.busy, p.held = 0, p.held || fault.Is(err, fault.Connection)
+		return p.lost <= retries
+	case p.held && fault.Is(err, fault.StillRunning):
+		p.busy++
+		return p.busy <= busyRetries
 	}
 	return false
+}
+
+// progress begins to count anew: bytes have moved.
+func (p *patience) progress() { p.lost, p.busy = 0, 0 }
+
+// pause is how long to wait before the next run.
+func (p *patience) pause() time.Duration {
+	return min(time.Duration(max(p.lost, p.busy, 1))*retryAfter, retryMost)
 }
 
 // whole is the progress of a transfer over all its runs; the list's lock is

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tbcluster/host/beat"
 )
 
 const (
@@ -50,7 +52,7 @@ func (m *machine) Watch(ctx context.Context) <-chan struct{} {
 
 // watch sends until ctx ends.
 func (m *machine) watch(ctx context.Context, events <-chan struct{}, out chan<- struct{}) {
-	tick := time.NewTicker(look)
+	tick := time.NewTimer(beat.Until(look))
 	defer tick.Stop()
 	var hold <-chan time.Time // runs after a value was sent
 	var last time.Time
@@ -65,6 +67,7 @@ func (m *machine) watch(ctx context.Context, events <-chan struct{}, out chan<- 
 		case <-hold:
 			hold = nil
 		case now := <-tick.C:
+			tick.Reset(beat.Until(look))
 			next, err := m.listing()
 			if !slices.Equal(next, listing) || (err == nil) != (lookErr == nil) || now.Sub(last) >= always {
 				pending = true

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tbcluster/host"
+	"tbcluster/host/beat"
 	"tbcluster/mesh/identity"
 )
 
@@ -212,8 +213,7 @@ func (f *Finder) Troubles() []Trouble {
 }
 
 // Subscribe returns a channel that gets a value soon after Candidates or
-// Troubles changed, and whenever a node announces itself anew; it has room for
-// one.
+// Troubles changed, the name of an announcement included; it has room for one.
 func (f *Finder) Subscribe() (changed <-chan struct{}, cancel func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -252,7 +252,7 @@ func (f *Finder) Run(ctx context.Context) error {
 	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
 
-	look, browse, save := time.NewTicker(lookEvery), time.NewTimer(browseFor), time.NewTicker(saveEvery)
+	look, browse, save := time.NewTimer(beat.Until(lookEvery)), time.NewTimer(browseFor), time.NewTimer(beat.Until(saveEvery))
 	browses := 0
 	defer look.Stop()
 	defer browse.Stop()
@@ -267,7 +267,7 @@ func (f *Finder) Run(ctx context.Context) error {
 			return
 		}
 		m.browse(ctx, changed)
-		m.announce(f.announcement())
+		m.announceOn(f.announcement(), changed)
 		if asked >= f.askAmong() {
 			clear(asking)
 		}
@@ -284,6 +284,7 @@ func (f *Finder) Run(ctx context.Context) error {
 			m.goodbye()
 			return f.save()
 		case <-look.C:
+			look.Reset(beat.Until(lookEvery))
 			f.expire()
 			anew()
 		case <-f.rescan:
@@ -307,6 +308,7 @@ func (f *Finder) Run(ctx context.Context) error {
 				ask.Reset(askAt[asked] - askAt[asked-1])
 			}
 		case <-save.C:
+			save.Reset(beat.Until(saveEvery))
 			if err := f.save(); err != nil {
 				f.o.Log.Error("cannot keep the addresses of nodes", "error", err)
 			}

@@ -54,6 +54,7 @@ type mdns struct {
 	browsers  sync.WaitGroup
 	browsedAt time.Time
 	server    *zeroconf.Server
+	serves    map[int]bool   // interfaces of server, by index
 	servers   sync.WaitGroup // those being shut down
 	spoken    bool
 }
@@ -136,10 +137,33 @@ func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.Cance
 	return stop
 }
 
+// announceOn says a again where the interfaces changed. Where they only went, or
+// have other addresses, the others need not hear of it: all nodes of a LAN would
+// hear it whenever somebody pulls a cable.
+func (m *mdns) announceOn(a Announcement, changed map[string]bool) {
+	here := map[int]bool{}
+	for _, i := range m.interfaces {
+		if m.server == nil || !m.serves[i.Index] {
+			m.announce(a)
+			return
+		}
+		here[i.Index] = true
+	}
+	m.serves = here // one that comes back is served anew
+	if m.server != nil && a.Port != 0 {
+		m.say(m.instance(identity.CleanName(a.Name)), a, changed)
+	}
+}
+
+// say sends an announcement on the interfaces named, or on every one for nil.
+func (m *mdns) say(name string, a Announcement, on map[string]bool) {
+	m.speak(on, func(addrs []netip.Prefix) *dns.Msg { return response(name, int(a.Port), a.txt(m.self), addrs, 120) })
+}
+
 // announce says a from now on, in place of what was said before.
 func (m *mdns) announce(a Announcement) {
 	old := m.server
-	m.server = nil
+	m.server, m.serves = nil, map[int]bool{}
 	if a.Port != 0 && len(m.interfaces) > 0 {
 		name := m.instance(identity.CleanName(a.Name))
 		server, err := zeroconf.RegisterProxy(name, service, domain, int(a.Port), name, nil, a.txt(m.self), m.interfaces)
@@ -148,8 +172,11 @@ func (m *mdns) announce(a Announcement) {
 		} else {
 			m.server = server
 			m.spoken = true
+			for _, i := range m.interfaces {
+				m.serves[i.Index] = true
+			}
 			// The library probes for half a second before it says anything.
-			m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, int(a.Port), a.txt(m.self), addrs, 120) })
+			m.say(name, a, nil)
 		}
 	}
 	if old != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -353,6 +354,53 @@ func TestCableAloneIsEnough(t *testing.T) {
 	a.up("thunderbolt1")
 	b.up("thunderbolt3")
 	t.Logf("found again after %v", a.until("beta on the new cable", onCable(b.id, "thunderbolt1")))
+}
+
+// The nodes of a LAN hear nothing of it when one of them has a cable pulled or
+// addressed: the nodes at its ends do.
+func TestACableIsNoNewsOnTheLAN(t *testing.T) {
+	a, b, c := newNode(t), newNode(t), newNode(t)
+	cable(a, "lan0", b, "lan0")
+	cable(a, "thunderbolt0", c, "thunderbolt3")
+	a.up("lan0", "192.0.2.1/24")
+	b.up("lan0", "192.0.2.2/24")
+	a.up("thunderbolt0")
+	c.up("thunderbolt3")
+	names := map[string]bool{} // of alpha's announcements, as beta heard them
+	heard := func(so func(report) bool) func(report) bool {
+		return func(r report) bool {
+			for _, x := range r.Candidates {
+				if x.Node == a.id {
+					names[x.Instance] = true
+				}
+			}
+			return so(r)
+		}
+	}
+	b.start(Announcement{Name: "beta", Port: 7871})
+	c.start(Announcement{Name: "gamma", Port: 7871})
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.until("alpha by IPv4", heard(at(a.id, "lan0", "192.0.2.1:")))
+	b.until("alpha by IPv6", heard(at(a.id, "lan0", "[fe80")))
+	c.until("alpha", at(a.id, "thunderbolt3", "[fe80"))
+	before := maps.Clone(names)
+
+	c.ip("address", "add", "198.51.100.2/30", "dev", "thunderbolt3")
+	a.ip("address", "add", "198.51.100.1/30", "dev", "thunderbolt0")
+	c.tell(command{Rescan: true})
+	a.tell(command{Rescan: true})
+	c.until("alpha's address on the cable", at(a.id, "thunderbolt3", "198.51.100.1:"))
+	a.ip("link", "delete", "thunderbolt0")
+	a.tell(command{Rescan: true})
+	a.until("no gamma on the cable", not(at(c.id, "thunderbolt0", "")))
+	// What changes on the LAN is heard there.
+	a.ip("address", "add", "203.0.113.1/24", "dev", "lan0")
+	a.tell(command{Rescan: true})
+	b.until("alpha's other address", heard(at(a.id, "", "203.0.113.1:")))
+	maps.DeleteFunc(names, func(name string, _ bool) bool { return before[name] })
+	if len(names) != 1 {
+		t.Errorf("%d new announcements of alpha were heard: %v", len(names), names)
+	}
 }
 
 func TestBlockedMulticastIsSaid(t *testing.T) {

@@ -51,6 +51,15 @@ type Candidate struct {
 	Pair      string // number of its open code, or ""
 	Addresses []Address
 	Seen      time.Time // last by mDNS; zero if never
+	// Instance is the name under which it last announced itself; another one may
+	// mean that it was started anew.
+	Instance string
+}
+
+// Same reports whether c and o are the same node at the same places, whenever
+// and under whatever name it announced itself.
+func (c Candidate) Same(o Candidate) bool {
+	return c.Node == o.Node && c.Name == o.Name && c.OS == o.OS && c.Proto == o.Proto && c.Pair == o.Pair && slices.Equal(c.Addresses, o.Addresses)
 }
 
 // found is what is known of one node.
@@ -273,7 +282,7 @@ func (t *table) candidates(interfaces []Interface, statics []static, now time.Ti
 	byAddr := map[netip.AddrPort]identity.NodeID{} // of static peers
 	var list []Candidate
 	for id, f := range t.nodes {
-		c := Candidate{Node: id, Name: f.name, OS: f.os, Proto: f.proto, Pair: f.pair, Seen: f.seen}
+		c := Candidate{Node: id, Name: f.name, OS: f.os, Proto: f.proto, Pair: f.pair, Seen: f.seen, Instance: f.instance}
 		var places []Address
 		for _, of := range []struct {
 			addrs  map[netip.AddrPort]time.Time

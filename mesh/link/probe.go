@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"tbcluster/api/fault"
+	"tbcluster/host/beat"
 )
 
 // target is where a prober dials; a change of it starts another prober.
@@ -342,8 +343,8 @@ const outstanding = 8
 func (t *Tracker) ping(e *end, s *session, send func(frame) error, pongs <-chan frame, done <-chan error) error {
 	var sequence, answered uint64
 	var sent [outstanding]time.Time
-	ticker := time.NewTicker(t.cfg.Timing.PingEvery)
-	defer ticker.Stop()
+	timer := time.NewTimer(beat.Until(t.cfg.Timing.PingEvery))
+	defer timer.Stop()
 	// The last tenth of a ping's pace is for what waits here to be read: an
 	// agent that stood still itself must not take that for silence.
 	grace := t.cfg.Timing.PingEvery / 10
@@ -374,10 +375,11 @@ func (t *Tracker) ping(e *end, s *session, send func(frame) error, pongs <-chan 
 			default:
 				return errSilent
 			}
-		case <-ticker.C:
+		case <-timer.C:
 			if err := next(); err != nil {
 				return err
 			}
+			timer.Reset(beat.Until(t.cfg.Timing.PingEvery))
 		case f := <-pongs:
 			if f.sequence <= answered || f.sequence > sequence || sequence-f.sequence >= outstanding {
 				continue // answered before, or never asked
@@ -443,7 +445,6 @@ func (t *Tracker) answered(e *end, s *session, f frame, rtt time.Duration) bool 
 	// What is shown follows only large changes: it travels to every node.
 	if d := (e.rtt - e.shownRTT).Abs(); e.shownRTT == 0 || d > e.shownRTT/2 && d > 100*time.Microsecond {
 		e.shownRTT = e.rtt
-		news = true
 	}
 	// Once both ends know that the connection dialled by the lower ID is good,
 	// the higher ends those that it dialled itself.

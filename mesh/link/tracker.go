@@ -13,6 +13,7 @@ import (
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	tbclusterv1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/host"
+	"tbcluster/host/beat"
 )
 
 // Tracker keeps this node's own link ends. All methods may be called at once.
@@ -85,7 +86,7 @@ const saveEvery = 2 * time.Second
 // keep writes the history.
 func (t *Tracker) keep() {
 	defer t.wg.Done()
-	tick := time.NewTicker(saveEvery)
+	tick := time.NewTimer(beat.Until(saveEvery))
 	defer tick.Stop()
 	for {
 		select {
@@ -93,6 +94,7 @@ func (t *Tracker) keep() {
 			return
 		case <-tick.C:
 			t.save()
+			tick.Reset(beat.Until(saveEvery))
 		}
 	}
 }
@@ -315,7 +317,8 @@ func (t *Tracker) settle() {
 	t.touch()
 }
 
-// touch brings states up to date and announces what changed but for counters.
+// touch brings states up to date and announces what changed but for counters and
+// round trips.
 func (t *Tracker) touch() {
 	now := t.cfg.Clock.Now()
 	var b strings.Builder
@@ -324,7 +327,7 @@ func (t *Tracker) touch() {
 		state, reason := e.current(t.name)
 		_, measured := t.cfg.History.of(e.port, e.lastPeer, e.farPort(), negotiated(e.x))
 		fmt.Fprintf(&b, "%q %q %q %v %v %q %q %q %q %q %v %v %v %q %v", e.port, e.remote, e.local, state, e.listed, reason,
-			e.nic.Name, e.peerID, e.peerPort, e.probedPort, e.addr.Prefix, e.nic.MTU, e.x.RxGbps+e.x.TxGbps+e.x.CapableGbps, e.x.Device, e.shownRTT)
+			e.nic.Name, e.peerID, e.peerPort, e.probedPort, e.addr.Prefix, e.nic.MTU, e.x.RxGbps+e.x.TxGbps+e.x.CapableGbps, e.x.Device, e.shownRTT > 0)
 		if measured != nil {
 			fmt.Fprintf(&b, " %v", *measured)
 		}

@@ -95,14 +95,14 @@ func Heartbeat(n int) time.Duration {
 
 // Manager keeps this node in touch with the others.
 type Manager struct {
-	o     Options
-	path  string
-	began time.Time
+	o    Options
+	path string
 
 	mu          sync.Mutex
 	ctx         context.Context // of Run; nil before
 	incarnation uint64
 	own         map[string]Section
+	merged      []byte // the records of trust that were merged last
 	peers       map[identity.NodeID]*peer
 	subscribers map[int]chan struct{}
 	nextSub     int
@@ -125,7 +125,7 @@ func New(o Options) (*Manager, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	m := &Manager{
-		o: o, path: statePath(o.Dir), began: time.Now(), own: map[string]Section{}, peers: map[identity.NodeID]*peer{},
+		o: o, path: statePath(o.Dir), own: map[string]Section{}, peers: map[identity.NodeID]*peer{},
 		subscribers: map[int]chan struct{}{}, dirty: make(chan struct{}, 1),
 	}
 	kept, err := m.load()

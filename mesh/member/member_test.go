@@ -618,6 +618,52 @@ func TestBadPeersAreCutOff(t *testing.T) {
 	}
 }
 
+// The side that did not dial answers, and speaks by itself only when it is not
+// asked.
+func TestOneSideAsksTheOtherAnswers(t *testing.T) {
+	a, b := newNode(t, "a"), newNode(t, "b")
+	a.o.Heartbeat = func(int) time.Duration { return 100 * time.Millisecond }
+	pairUp(t, a, b)
+	a.start(t)
+	s := liar(t, b, a)
+	if err := s.Send(hello(5)); err != nil {
+		t.Fatal(err)
+	}
+	unasked, measures := 0, 0
+	next := func() *peerv1.SyncHeartbeat {
+		for {
+			msg, err := s.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h := msg.GetHeartbeat(); h != nil {
+				if h.GetSequence()%measureEvery == 1 {
+					measures++
+				}
+				return h
+			}
+		}
+	}
+	const asked = 50
+	for seq := uint64(1); seq <= asked; seq++ {
+		if err := s.Send(heartbeat(seq, 0, time.Now())); err != nil {
+			t.Fatal(err)
+		}
+		for next().GetEcho() != seq {
+			unasked++
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if unasked > asked/2 || measures < asked/measureEvery {
+		t.Errorf("asked %d times, it spoke %d times unasked and measured %d times", asked, unasked, measures)
+	}
+	for range 3 {
+		if h := next(); h.GetEcho() != 0 || h.GetSequence() == 0 {
+			t.Errorf("not asked any more: %v", h)
+		}
+	}
+}
+
 func TestOldMessagesAreDropped(t *testing.T) {
 	a, b := newNode(t, "a"), newNode(t, "b")
 	pairUp(t, a, b)

@@ -15,6 +15,7 @@ import (
 
 	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
+	"tbcluster/host/beat"
 	"tbcluster/mesh/identity"
 )
 
@@ -26,7 +27,9 @@ const (
 	helloWithin = 3 * time.Second
 	// updateSize is how many bytes of sections share a message.
 	updateSize = 1 << 20
-	// measureEvery heartbeats one asks for an echo at once.
+	// measureEvery heartbeats one measures the round trip: its echo comes at once.
+	// The side that did not dial echoes every one, and sends none of its own as
+	// long as it does: so one waking of each process does for both directions.
 	measureEvery = 5
 	// Promises of other intervals than these are not believed.
 	shortestBeat, longestBeat = 10 * time.Millisecond, 30 * time.Second
@@ -356,6 +359,13 @@ func (m *Manager) takeUpdate(p *peer, u *peerv1.SyncUpdate) (trust []byte, err e
 
 // mergeTrust takes the records of another node into the store.
 func (m *Manager) mergeTrust(from identity.NodeID, data []byte) {
+	// In a cluster of many all say the same, one after the other.
+	m.mu.Lock()
+	known := bytes.Equal(data, m.own[TrustSection].Data) || bytes.Equal(data, m.merged)
+	m.mu.Unlock()
+	if known {
+		return
+	}
 	records, err := identity.ParseRecords(data)
 	if err != nil {
 		m.o.Log.Warn("records of trust that cannot be read", "node", from, "error", err)
@@ -367,6 +377,11 @@ func (m *Manager) mergeTrust(from identity.NodeID, data []byte) {
 	}
 	if err != nil {
 		m.o.Log.Error("cannot keep records of trust", "node", from, "error", err)
+	}
+	if rejected == nil && err == nil {
+		m.mu.Lock()
+		m.merged = data
+		m.mu.Unlock()
 	}
 	if len(changed) > 0 {
 		m.o.Log.Info("learnt who is in the cluster", "node", from, "changed", changed)
@@ -381,8 +396,8 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 		p.rtt = max(now.Sub(s.askedAt), time.Microsecond)
 		s.asked = 0
 	}
-	if h.GetSequence()%measureEvery == 1 {
-		s.echo = h.GetSequence()
+	if seq := h.GetSequence(); seq != 0 && (!s.dialed || seq%measureEvery == 1) {
+		s.echo = seq
 		s.poke()
 	}
 	if h.GetTime() != nil {
@@ -394,10 +409,19 @@ func (m *Manager) takeHeartbeat(p *peer, s *stream, h *peerv1.SyncHeartbeat, now
 func (m *Manager) send(p *peer, s *stream) error {
 	var sequence uint64
 	m.mu.Lock()
-	beat := m.heartbeat()
+	every := m.heartbeat()
 	m.mu.Unlock()
 	timer := time.NewTimer(0) // the first at once, which measures
 	defer timer.Stop()
+	next := func() uint64 {
+		sequence++
+		if sequence%measureEvery == 1 {
+			s.mu.Lock()
+			s.asked, s.askedAt = sequence, time.Now()
+			s.mu.Unlock()
+		}
+		return sequence
+	}
 	for {
 		s.mu.Lock()
 		echo, farewell := s.echo, s.farewell
@@ -408,7 +432,12 @@ func (m *Manager) send(p *peer, s *stream) error {
 			return s.wire.Send(&peerv1.SyncMessage{Message: &peerv1.SyncMessage_Goodbye{Goodbye: &peerv1.SyncGoodbye{Reason: farewell}}})
 		}
 		if echo != 0 {
-			if err := s.wire.Send(heartbeat(0, echo, m.o.Clock.Now())); err != nil {
+			own := uint64(0)
+			if !s.dialed {
+				own = next()
+				timer.Reset(every + every/2)
+			}
+			if err := s.wire.Send(heartbeat(own, echo, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
 		}
@@ -420,27 +449,14 @@ func (m *Manager) send(p *peer, s *stream) error {
 		select {
 		case <-s.wake:
 		case <-timer.C:
-			sequence++
-			if sequence%measureEvery == 1 {
-				s.mu.Lock()
-				s.asked, s.askedAt = sequence, time.Now()
-				s.mu.Unlock()
-			}
-			if err := s.wire.Send(heartbeat(sequence, 0, m.o.Clock.Now())); err != nil {
+			if err := s.wire.Send(heartbeat(next(), 0, m.o.Clock.Now())); err != nil {
 				return streamError(err)
 			}
-			timer.Reset(m.untilBeat(beat))
+			timer.Reset(beat.Until(every))
 		case <-s.ctx.Done():
 			return nil
 		}
 	}
-}
-
-// untilBeat is the time until the next heartbeat. Those to all peers fall
-// together: a process that wakes once for all costs less than one that wakes for
-// each.
-func (m *Manager) untilBeat(beat time.Duration) time.Duration {
-	return beat - time.Since(m.began)%beat
 }
 
 func heartbeat(sequence, echo uint64, wall time.Time) *peerv1.SyncMessage {

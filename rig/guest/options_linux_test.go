@@ -58,7 +58,7 @@ func TestTheArgumentsOfQEMU(t *testing.T) {
 	all := strings.Join(args, "\n")
 	for _, want := range []string{
 		`base=2026-02-28T11:00:00`, `"filename":"/tmp/a,b.qcow2"`, `"path":"/run/x.sock"`, "mac=52:54:00:00:00:01", "local.str=6",
-		"rig.root=/dev/vda", "rig.name=alpha", "intel_iommu=on", "share=on", "panic=-1",
+		"rig.root=/dev/vda", "rig.name=alpha", "intel_iommu=on", "share=on", "panic=-1", "la57=off",
 	} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %s", want)
