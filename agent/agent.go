@@ -101,11 +101,13 @@ type Agent struct {
 	// memory of nodes that announce themselves and are not connected.
 	examining  sync.Mutex
 	heardSince map[string]time.Time
-	facts      atomic.Pointer[facts]
-	known      atomic.Pointer[map[string]nodeSections]
-	poked      chan struct{}
-	waiting    chan chan struct{} // whoever waits for the next picture
-	leaving    chan leaveRequest
+	// twins are nodes with the same Thunderbolt domain that were up at one time.
+	twins   map[twoNodes]bool
+	facts   atomic.Pointer[facts]
+	known   atomic.Pointer[map[string]nodeSections]
+	poked   chan struct{}
+	waiting chan chan struct{} // whoever waits for the next picture
+	leaving chan leaveRequest
 	// renewed is set when Run has ended for a new identity.
 	renewed bool
 
@@ -126,7 +128,7 @@ type leaveRequest struct{ undo, renew bool }
 
 // New opens the state and prepares everything; nothing is served yet.
 func New(ctx context.Context, opt Options) (*Agent, error) {
-	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, steadies: map[string]steady{}, started: time.Now(),
+	a := &Agent{opt: opt, log: opt.Log, root: opt.Root, board: newBoard(), lastRTT: map[string]uint64{}, twins: map[twoNodes]bool{}, steadies: map[string]steady{}, started: time.Now(),
 		poked: make(chan struct{}, 1), waiting: make(chan chan struct{}), leaving: make(chan leaveRequest, 1)}
 	if err := os.MkdirAll(opt.Paths.Own(), 0o700); err != nil {
 		return nil, fault.New(fault.FileIO, "make the state directory", err, "make it writable").At(opt.Paths.Own())

@@ -18,7 +18,6 @@ import (
 	"tbcluster/doctor"
 	"tbcluster/host"
 	"tbcluster/mesh/address"
-	"tbcluster/mesh/identity"
 )
 
 // doctorEvery is how often a node among n others looks for what is wrong with it
@@ -222,43 +221,6 @@ func (a *Agent) named(text string) string {
 	return strings.ReplaceAll(text, a.id(), a.name())
 }
 
-// replaced tells which nodes that are not up have become others: one that is up
-// has a Thunderbolt domain of theirs, or answered at an address of theirs and is
-// none that was known before.
-func (a *Agent) replaced(s *v1.ClusterState) map[string]doctor.Renewed {
-	known := a.known.Load()
-	if known == nil {
-		return nil
-	}
-	domains := func(id string) []string {
-		var out []string
-		for _, r := range (*known)[id].links.GetLinks() {
-			if r.LocalUuid != "" && !slices.Contains(out, r.LocalUuid) {
-				out = append(out, r.LocalUuid)
-			}
-		}
-		return out
-	}
-	out := map[string]doctor.Renewed{}
-	for _, n := range s.Nodes {
-		if n.Self || n.State == v1.NodeState_NODE_STATE_UP {
-			continue
-		}
-		if id, ok := a.channel.Other(identity.NodeID(n.Id)); ok {
-			if _, known := a.store.Member(id); !known {
-				out[n.Id] = doctor.Renewed{Node: id.Short(), Where: "node " + id.Short() + ", which is not in this cluster, answers at an address of " + n.Name}
-			}
-		}
-		was := domains(n.Id)
-		for _, o := range s.Nodes {
-			if o.State == v1.NodeState_NODE_STATE_UP && slices.ContainsFunc(domains(o.Id), func(u string) bool { return slices.Contains(was, u) }) {
-				out[n.Id] = doctor.Renewed{Node: o.Name, Member: true, Where: o.Name + " has the Thunderbolt controller that " + n.Name + " had"}
-			}
-		}
-	}
-	return out
-}
-
 // multicast says why nodes do not find each other by themselves; "" if they do.
 func (a *Agent) multicast() string {
 	var out []string
@@ -335,7 +297,9 @@ func (s *doctorServer) Check(ctx context.Context, q *v1.CheckRequest) (*v1.Check
 		})
 	}
 	wg.Wait()
+	st, _ = s.a.board.get() // as it is now that they have looked
 	sorted := &v1.ClusterState{Findings: out.Findings}
 	order(sorted)
+	out.Findings = doctor.Standing(st, sorted.Findings)
 	return out, nil
 }

@@ -349,7 +349,7 @@ func (a *Agent) reconcile(ctx context.Context) {
 	a.tracker.SetPeers(peers)
 	byPort := map[string]link.Address{}
 	for _, l := range a.address.Links() {
-		byPort[l.Port] = link.Address{Interface: l.Interface, Prefix: l.Prefix, Remote: l.Remote, Reason: a.named(l.Reason)}
+		byPort[l.Port] = link.Address{Interface: l.Interface, Prefix: l.Prefix, Remote: l.Remote, Reason: a.named(l.Reason), NoneFree: l.NoneFree}
 	}
 	a.tracker.SetAddresses(byPort)
 	a.address.SetClaims(claims)

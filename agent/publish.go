@@ -15,6 +15,7 @@ import (
 
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	v1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/doctor"
 	"tbcluster/mesh/identity"
 	"tbcluster/mesh/link"
 	"tbcluster/mesh/member"
@@ -57,7 +58,7 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 	if na := a.address.NodeAddress(); na.IsValid() {
 		n.NodeAddress = na.String()
 	}
-	s := &peerv1.NodeSection{Node: n, ControlPort: uint32(a.controlPort), LanAddresses: lanAddresses(f.net)}
+	s := &peerv1.NodeSection{Node: n, ControlPort: uint32(a.controlPort), LanAddresses: lanAddresses(f.net), DomainUuids: a.domainUUIDs()}
 	if u := a.models.pairedUser(); u != nil {
 		s.PairedUser = u
 	}
@@ -290,6 +291,7 @@ func (a *Agent) collect(s *v1.ClusterState, known map[string]nodeSections, lost 
 			}
 		}
 	}
+	s.Findings = doctor.Standing(s, s.Findings)
 	s.Models = slices.Collect(maps.Values(models))
 }
 

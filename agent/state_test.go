@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	v1 "tbcluster/api/tbcluster/v1"
 )
 
@@ -113,6 +114,35 @@ func TestAWatcherThatSleptMissesNothing(t *testing.T) {
 	}
 	if b.post(proto.CloneOf(sent)) {
 		t.Error("an equal state was posted as news")
+	}
+}
+
+// Alpha says what it found a moment ago; gamma, which answers, sees beta up and
+// the cable proven.
+func TestWhatAnotherNodeFoundDoesNotOutliveWhatThisOneKnows(t *testing.T) {
+	found := func(code, subject string) *v1.Finding { return &v1.Finding{Code: code, Subject: subject, NodeId: "x"} }
+	known := map[string]nodeSections{
+		"alpha": {findings: &peerv1.FindingsSection{Findings: []*v1.Finding{found("node-down", "beta"), found("link-down", "l"), found("disk-low", "/")}}},
+		"gamma": {findings: &peerv1.FindingsSection{Findings: []*v1.Finding{found("node-down", "beta")}}},
+	}
+	state := func(beta v1.NodeState, cable v1.LinkState) *v1.ClusterState {
+		return &v1.ClusterState{SelfNodeId: "gamma", Links: []*v1.Link{{Id: "l", State: cable}}, Nodes: []*v1.Node{
+			{Id: "alpha", Name: "alpha", State: v1.NodeState_NODE_STATE_UP}, {Id: "beta", Name: "beta", State: beta},
+			{Id: "gamma", Name: "gamma", State: v1.NodeState_NODE_STATE_UP, Self: true}}}
+	}
+	codes := func(s *v1.ClusterState) (out []string) {
+		(&Agent{}).collect(s, known, map[string]string{})
+		for _, f := range s.Findings {
+			out = append(out, f.NodeId+" "+f.Code)
+		}
+		return out
+	}
+	if got := codes(state(v1.NodeState_NODE_STATE_UP, v1.LinkState_LINK_STATE_PROVEN)); !slices.Equal(got, []string{"alpha disk-low"}) {
+		t.Errorf("of what is over: %v", got)
+	}
+	want := []string{"alpha node-down", "alpha link-down", "alpha disk-low", "gamma node-down"}
+	if got := codes(state(v1.NodeState_NODE_STATE_DOWN, v1.LinkState_LINK_STATE_DOWN)); !slices.Equal(got, want) {
+		t.Errorf("of what is so: %v", got)
 	}
 }
 

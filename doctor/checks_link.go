@@ -150,17 +150,17 @@ func checkLinkUnplugged(f Facts) []seen {
 	})
 }
 
-// noneFree is how the reason of a cable begins to say that both ends found no
-// address that is free.
-const noneFree = "no subnet of "
+// noneFree reports whether both ends found no address that is free.
+func noneFree(l *tbclusterv1.Link) bool {
+	return l.GetObstacle() == tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS
+}
 
 func checkLinkNoAddress(f Facts) []seen {
 	return f.links(func(l *tbclusterv1.Link, _ *tbclusterv1.LinkEnd) (string, map[string]string) {
-		_, why, found := strings.Cut(l.GetReason(), noneFree)
-		if !found || l.GetState() != tbclusterv1.LinkState_LINK_STATE_CABLED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter {
+		if !noneFree(l) || l.GetState() != tbclusterv1.LinkState_LINK_STATE_CABLED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter {
 			return "", nil
 		}
-		return noneFree + why, nil
+		return l.GetReason(), nil
 	})
 }
 
@@ -170,7 +170,7 @@ func checkLinkStuck(f Facts) []seen {
 	}
 	return f.links(func(l *tbclusterv1.Link, _ *tbclusterv1.LinkEnd) (string, map[string]string) {
 		s := l.GetState()
-		if strings.Contains(l.GetReason(), noneFree) { // link-without-address says why
+		if noneFree(l) { // link-without-address says why
 			return "", nil
 		}
 		if s != tbclusterv1.LinkState_LINK_STATE_CABLED && s != tbclusterv1.LinkState_LINK_STATE_ADDRESSED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter || f.walled(l) {

@@ -52,7 +52,7 @@ func checkNodeDown(f Facts) []seen {
 			continue
 		}
 		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self && !f.heard(n) {
-			out = append(out, seen{node: n.GetId(), nodeName: n.GetName(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
+			out = append(out, seen{subject: n.GetId(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
 		}
 	}
 	return out
@@ -62,12 +62,12 @@ func checkRenewed(f Facts) []seen {
 	var out []seen
 	for _, n := range f.Nodes {
 		r, ok := f.Renewed[n.GetId()]
-		if !ok || r.Member && f.speaker() != f.Self { // all of them see that
+		if !ok { // who knows it says it: the new node, which may speak for all, never met the old one
 			continue
 		}
-		again := "Then run `tbcluster pair` here and `tbcluster pair CODE` on that machine."
+		again := "Then let the machine in again: run `tbcluster pair` here and `tbcluster pair CODE` there."
 		if r.Member {
-			again = "The new one is in the cluster already."
+			again = fmt.Sprintf("%s is in the cluster already; `tbcluster node rename %s %s` then gives it the old name.", r.Node, r.Node, n.GetName())
 		}
 		out = append(out, seen{subject: n.GetId(), evidence: strings.TrimSuffix(r.Where+"; "+n.GetReason(), "; "),
 			words: map[string]string{"peer": n.GetName(), "now": r.Node, "again": again}})
@@ -223,7 +223,23 @@ func checkVersion(f Facts) []seen {
 	if f.Version == "" || f.Version == most {
 		return nil
 	}
-	return []seen{{evidence: fmt.Sprintf("%d nodes run %s", count[most], most), words: map[string]string{"have": f.Version, "most": most}}}
+	total := 0
+	for _, n := range count {
+		total += n
+	}
+	others := howMany(count[most], total, "runs", "run")
+	return []seen{{evidence: fmt.Sprintf("%d of %d nodes run %s", count[most], total, most), words: map[string]string{"have": f.Version, "most": most, "others": others}}}
+}
+
+// howMany nodes of all are of one kind, with a verb: one, some or most.
+func howMany(n, total int, one, several string) string {
+	switch {
+	case n == 1:
+		return "another node " + one
+	case 2*n > total:
+		return "most nodes " + several
+	}
+	return fmt.Sprintf("%d other nodes %s", n, several)
 }
 
 // checkEngineVersion compares own engines with those of the other nodes. Of two
@@ -259,11 +275,13 @@ func checkEngineVersion(f Facts) []seen {
 		if most == own[name] {
 			continue
 		}
-		nodes := fmt.Sprintf("%d nodes have", count[name][most])
-		if count[name][most] == 1 {
-			nodes = "another node has"
+		total := 0
+		for _, n := range count[name] {
+			total += n
 		}
-		out = append(out, seen{subject: name, evidence: nodes + " " + most, words: map[string]string{"engine": name, "have": own[name], "most": most}})
+		n := count[name][most]
+		out = append(out, seen{subject: name, evidence: fmt.Sprintf("%d of %d nodes have %s", n, total, most),
+			words: map[string]string{"engine": name, "have": own[name], "most": most, "others": howMany(n, total, "has", "have")}})
 	}
 	return out
 }

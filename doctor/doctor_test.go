@@ -73,16 +73,16 @@ var provocations = map[string]struct {
 }{
 	"node-down": {func(f *Facts) {
 		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "no heartbeat for 11 s"
-	}, []string{"beta is down", "tbcluster node forget beta"}},
+	}, []string{"beta is down", "tbcluster node forget beta` takes it off the lists until it comes back"}},
 	"node-renewed": {func(f *Facts) {
 		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "not heard from"
-		f.Renewed = map[string]Renewed{"bbb": {Node: "7WCA2TZ", Where: "7WCA2TZ answers at an address of beta"}}
+		f.Renewed = map[string]Renewed{"bbb": {Node: "node 7WCA2TZ", Where: "node 7WCA2TZ answers at an address of beta"}}
 		down(f)
-	}, []string{"7WCA2TZ answers where beta was", "pair --revoke beta", "pair CODE"}},
+	}, []string{"beta came back as another node: node 7WCA2TZ", "pair --revoke beta", "pair CODE", "at an address of beta; not heard from"}},
 	"not-paired": {func(f *Facts) {
 		f.Links[0].B, f.Links[0].State = &tbclusterv1.LinkEnd{NodeName: "Mac16,9"}, tbclusterv1.LinkState_LINK_STATE_CABLED
-	}, []string{"Mac16,9", "tbcluster pair CODE", "0-1"}},
-	"link-below-capability": {func(f *Facts) { f.Links[0].NegotiatedGbps = 20 }, []string{"20 of 40 Gb/s", "alpha–beta (port 0-1 to 0-2)", "2 lanes"}},
+	}, []string{"Mac16,9", "Run `tbcluster pair` on alpha", "tbcluster pair CODE", "0-1"}},
+	"link-below-capability": {func(f *Facts) { f.Links[0].NegotiatedGbps = 20 }, []string{"20 of 40 Gb/s", "sold for 40 Gb/s", "alpha–beta (port 0-1 to 0-2)", "2 lanes"}},
 	"link-silent":           {func(f *Facts) { down(f) }, []string{"carries nothing", "thunderbolt0 has carrier"}},
 	"link-down": {func(f *Facts) {
 		down(f).A.Interface = ""
@@ -93,7 +93,8 @@ var provocations = map[string]struct {
 	}, []string{"not usable yet", "no answer from beta"}},
 	"link-without-address": {func(f *Facts) {
 		f.Links[0].State, f.Links[0].Reason = tbclusterv1.LinkState_LINK_STATE_CABLED,
-			"alpha: no address could be agreed on: no subnet of 10.77.0.0/16 is free at both ends; the last was taken by 10.77.0.5/16 on interface eth0"
+			"alpha: all is taken, by 10.77.0.5/16 on interface eth0" // in whatever words
+		f.Links[0].Obstacle = tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS
 	}, []string{"no address is free for the cable", "10.77.0.5/16 on interface eth0", "address_spares"}},
 	"no-permission": {func(f *Facts) {
 		f.Wanted = []host.Change{{Kind: host.ChangeLinkUp, Interface: "thunderbolt0"}}
@@ -142,7 +143,7 @@ var provocations = map[string]struct {
 		f.Diagnosis.Leases = []string{"bridge0"}
 	}, []string{"bridge0 on alpha got a LAN address", "10.0.0.57/24", "Thunderbolt Bridge"}},
 	"addresses-reset": {func(f *Facts) { f.Diagnosis.Resetters = []string{"io.exo.networksetup"} }, []string{"io.exo.networksetup on alpha", "launchctl bootout system/io.exo.networksetup"}},
-	"engine-mismatch": {func(f *Facts) { f.Nodes[0].Engines[0].Version = "b6100" }, []string{"alpha has llamacpp b6100, most nodes have b6200", "tbcluster engine install llamacpp", "another node has b6200"}},
+	"engine-mismatch": {func(f *Facts) { f.Nodes[0].Engines[0].Version = "b6100" }, []string{"alpha has llamacpp b6100, another node has b6200", "tbcluster engine install llamacpp", "1 of 2 nodes have b6200"}},
 	"rdma-port-down": {func(f *Facts) {
 		f.Diagnosis.RDMA = []host.RDMAPort{{Device: "mlx5_0", Port: 1, State: "DOWN"}, {Device: "tbr0", Port: 1, State: "DOWN", Interface: "thunderbolt0"}}
 		f.Diagnosis.Memlock = host.Limit{Known: true, Unlimited: true}
@@ -159,9 +160,23 @@ var provocations = map[string]struct {
 	"memory-low":        {func(f *Facts) { f.Machine.Memory.Available = 1 << 30 }, []string{"1.0 GiB", "64 GiB"}},
 	"engine-missing":    {func(f *Facts) { f.Engines[1].Available = false }, []string{"tbcluster engine install llamacpp", "vllm: not found"}},
 	"clock-skew":        {func(f *Facts) { f.ClockOffsets["bbb"] = -90 * time.Second }, []string{"beta is 1m30s behind that of alpha"}},
-	"version-mismatch":  {func(f *Facts) { f.Version = "0.0.9" }, []string{"0.0.9", "Install 0.1.0 on alpha"}},
+	"version-mismatch":  {func(f *Facts) { f.Version = "0.0.9" }, []string{"alpha runs tbcluster 0.0.9, another node runs 0.1.0", "Install 0.1.0 on alpha"}},
 	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"multicast does not work", "no route to host", "peers"}},
 	"data-on-lan":       {func(f *Facts) { f.DataInterface["bbb"] = "eth0" }, []string{"beta over eth0"}},
+}
+
+func TestMostNodesAreMoreThanHalf(t *testing.T) {
+	for want, n := range map[string][2]int{"another node runs": {1, 2}, "most nodes run": {2, 3}, "2 other nodes run": {2, 4}, "3 other nodes run": {3, 7}} {
+		if got := howMany(n[0], n[1], "runs", "run"); got != want {
+			t.Errorf("%v: %q, want %q", n, got, want)
+		}
+	}
+	f := healthy()
+	f.Version = "0.0.9"
+	f.Nodes = append(f.Nodes, &tbclusterv1.Node{Id: "ccc", Name: "gamma", State: nodeUp, Version: "0.1.0"})
+	if found := Check(f); len(found) != 1 || found[0].Title != "alpha runs tbcluster 0.0.9, most nodes run 0.1.0" || found[0].Evidence != "2 of 3 nodes run 0.1.0" {
+		t.Errorf("found %v", found)
+	}
 }
 
 func TestAClockThatIsWrongByDaysIsSaidInDays(t *testing.T) {
@@ -285,6 +300,21 @@ func TestFirewallsOfEachKindAreOpenedInTheirOwnWay(t *testing.T) {
 	f.Firewalls = []host.Firewall{{Tool: "ufw", Name: "it"}}
 	if found := Check(f); len(found) != 0 {
 		t.Errorf("a firewall that is in nobody's way: %v", found)
+	}
+}
+
+// The new node may be the one that speaks for all; it does not know what it was.
+func TestThatAMachineIsAnotherNodeIsSaidByWhoeverKnows(t *testing.T) {
+	f := healthy()
+	f.Self, f.Name = "bbb", "beta"
+	f.Nodes = append(f.Nodes, &tbclusterv1.Node{Id: "ccc", Name: "gamma", State: tbclusterv1.NodeState_NODE_STATE_DOWN})
+	f.Renewed = map[string]Renewed{"ccc": {Node: "gamma-2", Member: true, Where: "gamma-2 has what gamma had"}}
+	found := Check(f)
+	if len(found) != 1 || found[0].Code != "node-renewed" || found[0].Subject != "ccc" {
+		t.Fatalf("found %v", found)
+	}
+	if got := found[0].Fix; !strings.Contains(got, "pair --revoke gamma`") || !strings.Contains(got, "gamma-2 is in the cluster already") || !strings.Contains(got, "`tbcluster node rename gamma-2 gamma`") || strings.Contains(got, "CODE") {
+		t.Error(got)
 	}
 }
 

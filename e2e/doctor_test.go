@@ -103,4 +103,30 @@ echo 0 > /proc/sys/net/ipv4/conf/`+own.Interface+`/forwarding`)
 	c.run(beta, "nft", "delete", "table", "inet", "closed")
 	c.findings(beta, beta, "no firewall any more", none("firewall-in-the-way"))
 	c.findings(alpha, alpha, "beta again", none("node-blocked", "node-down"))
+	lostState(c, alpha, beta)
+}
+
+// lostState: a machine whose state is gone is another node, and the others say
+// so, first while it is a stranger and then while it is in the cluster again,
+// until the old node was put out.
+func lostState(c *cluster, alpha, beta string) {
+	c.run(beta, "sh", "-ec", "tbcluster down; rm -rf /var/lib/tbcluster/*; tbcluster up")
+	c.says(finding(c.findings(alpha, alpha, "that a stranger is in place of "+beta, all("node-renewed")), "node-renewed"),
+		beta+" came back as another node: node ", "tbcluster pair --revoke "+beta, "pair CODE", "answers at an address of "+beta)
+	c.pair(alpha, beta)
+	for _, n := range []string{alpha, beta} {
+		s := c.until(n, "what became of "+beta, func(s *v1.ClusterState) bool {
+			return strings.Contains(finding(s.Findings, "node-renewed"), beta+"-2 is in the cluster already")
+		})
+		if got := finding(s.Findings, "node-down"); got != "" {
+			c.t.Errorf("%s says also: %s", n, got)
+		}
+	}
+	c.run(alpha, "tbcluster", "pair", "--revoke", beta, "--yes")
+	c.run(alpha, "tbcluster", "node", "rename", beta+"-2", beta)
+	for _, n := range []string{alpha, beta} {
+		c.until(n, "two nodes", func(s *v1.ClusterState) bool {
+			return len(s.Nodes) == 2 && node(s, beta).GetState() == v1.NodeState_NODE_STATE_UP && finding(s.Findings, "node-renewed") == ""
+		})
+	}
 }

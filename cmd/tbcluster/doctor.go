@@ -24,8 +24,8 @@ func newDoctorCommand(g *globals) *cobra.Command {
 		Short:   "Look for what is wrong, and say what to do",
 		GroupID: groupHelp,
 		Long: `Runs every check on the named nodes, or on all, and prints what it finds, worst
-first: what it means, what was seen, what to do. No output but "nothing to look
-at" means that every check passed on every node.` + exitHelpAnd(map[int]string{exitFindings: "every check was made, and a finding is an error"},
+first: what it means, what was seen, what to do. "nothing to look at" says that
+every check passed on every node that was asked.` + exitHelpAnd(map[int]string{exitFindings: "every check was made, and a finding is an error", fault.ExitPartial: "a node could not be asked"},
 			fault.NoAgent, fault.NodeUnknown, fault.NodeAmbiguous, fault.Partial, fault.Interrupted),
 		ValidArgsFunction: complete(g, -1, nodeNames),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -72,6 +72,7 @@ type linkJSON struct {
 	State          string       `json:"state"`
 	Evidence       string       `json:"evidence"`
 	Reason         string       `json:"reason"`
+	Obstacle       string       `json:"obstacle"`
 	StateSince     *time.Time   `json:"state_since"`
 	NegotiatedGbps float64      `json:"negotiated_gbps"`
 	CapableGbps    float64      `json:"capable_gbps"`
@@ -339,7 +340,7 @@ func toLinkJSON(l *tbv1.Link) linkJSON {
 	return linkJSON{
 		ID: l.GetId(), A: toLinkEndJSON(l.GetA()), B: toLinkEndJSON(l.GetB()),
 		State: linkStateWord(l.GetState()), Evidence: l.GetEvidence(), Reason: l.GetReason(),
-		StateSince: timeJSON(l.GetStateSince()), NegotiatedGbps: l.GetNegotiatedGbps(),
+		Obstacle: obstacleWord(l.GetObstacle()), StateSince: timeJSON(l.GetStateSince()), NegotiatedGbps: l.GetNegotiatedGbps(),
 		CapableGbps: l.GetCapableGbps(), Lanes: l.GetLanes(), Paths: mapped(l.GetPaths(), toPathJSON),
 		RTTUs: l.GetRttUs(), MeasuredRate: l.GetMeasuredBytesPerSecond(), Flaps: l.GetFlaps(),
 		ATxBytes: l.GetATxBytes(), ARxBytes: l.GetARxBytes(), Errors: l.GetErrors(),

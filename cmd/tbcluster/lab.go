@@ -58,14 +58,16 @@ dead at their other ends. Its disk stays: "lab start" boots it, with a new boot
 ID. With --agent both halves of the agent get SIGKILL, and nothing else does.`,
 			"has no power now", (*lab.Lab).Kill),
 		newLabPowerCommand(o, "start NODE", "Boot a node that is off, or resume one that is paused",
-			`With --agent it starts the agent of a node that runs, or resumes it.`,
+			`Gives the node power: it boots with a new boot ID and the disk that it had. A
+node that is paused goes on where it stopped. With --agent it starts the agent of
+a node that runs, or resumes it.`,
 			"runs", (*lab.Lab).Start),
 		newLabPowerCommand(o, "pause NODE", "Stop every process of a node, or its agent",
 			`All processes get SIGSTOP; the kernel goes on to answer for the node's network.
-"lab start" resumes them.`,
+"lab resume" lets them go on.`,
 			"is paused", (*lab.Lab).Pause),
 		newLabPowerCommand(o, "resume NODE", "Let a paused node or agent go on",
-			`Undoes "lab pause".`,
+			`All processes that "lab pause" stopped get SIGCONT.`,
 			"runs again", (*lab.Lab).Resume),
 		newLabExecCommand(o),
 	)
@@ -366,7 +368,7 @@ carrier and drops every frame.
 		RunE:              func(cmd *cobra.Command, args []string) error { return runLabCut(cmd.Context(), o, args[0], cut) },
 	}
 	cmd.Flags().BoolVar(&cut.Silent, "silent", false, "keep the carrier and drop every frame")
-	cmd.Flags().BoolVar(&cut.Half, "half", false, "only A sees the cable still, and an interface without carrier")
+	cmd.Flags().BoolVar(&cut.Half, "half", false, "let A go on to see the cable, with an interface that has no carrier")
 	cmd.MarkFlagsMutuallyExclusive("silent", "half")
 	cmd.Flags().IntVar(&cut.Cable, "cable", 0, "one cable of the pair, counted from 1 (default all)")
 	return cmd

@@ -28,12 +28,12 @@ func newLinksCommand(g *globals) *cobra.Command {
 		Aliases: []string{"link"},
 		Short:   "Show the cables with all that is known of them, or measure one",
 		GroupID: groupCluster,
-		Long: `Shows the cables of the cluster. Named by two nodes ("alpha:beta", all cables
-between them) or by its ID, or with --details, each is shown with all that is
-known of it: its ends, what its state rests on, the counters of both interfaces,
-when it went down and came back.
+		Long: `Lists the cables of the cluster, one a line. With --details, or for cables that
+are named, it shows all that is known of each: its ends, what its state rests on,
+the counters of both interfaces, when it went down and came back. Two nodes
+("alpha:beta") name all cables between them, an ID names one.
 
-Gb/s is what the cable runs at, "20 of 40" that both ends could do more. MEASURED
+Gb/s is what the cable runs at, "20 of 40" that both ends could do 40. MEASURED
 is the slower direction of the last "links bench"; it is forgotten when the cable
 runs at another rate. ERRORS and DROPS count since the interface appeared, FLAPS
 since the agent started. A peer that is more than one hop away is behind a hub.` +

@@ -214,9 +214,15 @@ func exitHelpAlone(reasons ...fault.Reason) string {
 	return exitHelpAnd(nil, reasons...)
 }
 
-// exitHelpAnd is exitHelp with codes that a command gives without an error.
+// exitHelpAnd is exitHelp with codes that a command gives without an error, or
+// that mean something of their own there.
 func exitHelpAnd(extra map[int]string, reasons ...fault.Reason) string {
 	lines := strings.Split(strings.TrimRight(fault.ExitTable(reasons...), "\n"), "\n")
+	lines = slices.DeleteFunc(lines, func(line string) bool {
+		var code int
+		fmt.Sscan(line, &code)
+		return extra[code] != ""
+	})
 	for code, meaning := range extra {
 		lines = append(lines, fmt.Sprintf("  %-4d %s", code, meaning))
 	}

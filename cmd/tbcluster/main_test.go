@@ -122,6 +122,15 @@ func TestEveryHelpListsItsExitStatus(t *testing.T) {
 				t.Errorf("%s: the help lacks %q", path, want)
 			}
 		}
+		codes := map[string]bool{}
+		_, table, _ := strings.Cut(long, "EXIT STATUS\n")
+		for _, line := range strings.Split(table, "\n") {
+			code, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if codes[code] {
+				t.Errorf("%s: its help lists exit code %s twice", path, code)
+			}
+			codes[code] = true
+		}
 		if c.Short == "" || strings.HasSuffix(c.Short, ".") {
 			t.Errorf("%s: its short description is %q", path, c.Short)
 		}
@@ -134,6 +143,22 @@ func TestEveryHelpListsItsExitStatus(t *testing.T) {
 	for _, want := range strings.Fields("up down status cp models plan place ps logs stop chat doctor pair node ping engine config bugreport version completion agent lab") {
 		if !seen[want] {
 			t.Errorf("there is no command %s", want)
+		}
+	}
+}
+
+// Where a code means something of its own, the help says that.
+func TestHelpSaysWhatAnExitCodeMeansThere(t *testing.T) {
+	for command, want := range map[string]string{
+		"node rename": "\n  5    another node has that name\n",
+		"node forget": "\n  5    the node is up or in use\n",
+		"pair":        "\n  5    the name is taken; this node is in another cluster, or in use\n",
+		"doctor":      "\n  23   a node could not be asked\n",
+	} {
+		r := tb(t, nil, append(strings.Fields(command), "--help")...)
+		r.wantCode(t, 0)
+		if !strings.Contains(r.out, want) {
+			t.Errorf("the help of %s lacks %q:\n%s", command, want, r.out)
 		}
 	}
 }

@@ -33,7 +33,8 @@ the one that answers; the ID is what two people compare to be sure.` + exitHelp(
 			Use:   "forget NODE",
 			Short: "Drop a node that is down from the lists",
 			Long: `Drops a node that is down from the cluster's lists. It stays paired: when it
-comes back it is listed again. "tbcluster pair --revoke NODE" puts a node out.` + exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeInUse, fault.Denied),
+comes back it is listed again. For one that is not to come back, because it was
+given away or installed anew, "tbcluster pair --revoke NODE" puts it out.` + exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeInUse, fault.Denied),
 			Args:              cobra.ExactArgs(1),
 			ValidArgsFunction: complete(g, 1, nodeNames),
 			RunE: func(cmd *cobra.Command, args []string) error {
@@ -44,7 +45,7 @@ comes back it is listed again. "tbcluster pair --revoke NODE" puts a node out.` 
 			Use:   "rename NODE NAME",
 			Short: "Give a node another short name",
 			Long: `Gives a node another name, which all nodes learn. The machine's host name stays
-as it is. A name has 1 to 63 of a-z, 0-9 and "-".` + exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeDown, fault.Denied),
+as it is. A name has 1 to 63 of a-z, 0-9 and "-".` + exitHelpAnd(map[int]string{fault.ExitPrecondition: "another node has that name"}, fault.NoAgent, fault.Interrupted, fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeDown, fault.NodeInUse, fault.Denied),
 			Args:              cobra.ExactArgs(2),
 			ValidArgsFunction: complete(g, 1, nodeNames),
 			RunE: func(cmd *cobra.Command, args []string) error {

@@ -57,13 +57,14 @@ as the one that --as names; root has to be named. Every other user of the other
 node is refused until --map says as whom he acts.
 
 --list shows who is in and who let whom in. --revoke puts a node or client out
-for good: its connections end, every node learns of it, and it can only come back
-with a new identity, which --new-identity gives this machine: it is then a new
-node in no cluster.
+for good: its connections end, and every node learns of it. Its machine comes back
+only as a new node: run --new-identity there, which takes it out of every cluster,
+and pair it again. A machine that lost its state is a new node already; --revoke
+takes the old one off the lists.
 
 --client NAME makes a file with which a program on a machine that is no node, a
 laptop say, uses the gRPC API of this node over the network, as docs/clients.md
-shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelp(fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeInUse, fault.NodeDown, fault.Connection, fault.FileIO, fault.Timeout, fault.Interrupted),
+shows. Whoever has the file has its role: viewer, unless --role says otherwise.` + exitHelpAnd(map[int]string{fault.ExitPrecondition: "the name is taken; this node is in another cluster, or in use"}, fault.NoAgent, fault.PairingFailed, fault.NotPaired, fault.Denied, fault.UserUnmapped, fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeInUse, fault.NodeDown, fault.Connection, fault.FileIO, fault.Timeout, fault.Interrupted),
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -81,10 +82,10 @@ shows. Whoever has the file has its role: viewer, unless --role says otherwise.`
 	f.BoolVar(&o.newIdentity, "new-identity", false, "make this machine a new node in no cluster")
 	f.StringVar(&o.client, "client", "", "let in a program on another machine by this name, and write what it needs to a file")
 	f.StringVarP(&o.out, "out", "O", "", "with --client: the file to write (default NAME.pem); \"-\" is standard output")
-	f.StringVar(&o.as, "as", sudoUser(g), "local user as whom the person who pairs on the other side acts here, else you")
-	f.StringVar(&o.mapping, "map", "", "NODE/USER=LOCAL: that user of that node acts here as LOCAL; nothing after = takes it back")
+	f.StringVar(&o.as, "as", sudoUser(g), "local user as whom the person who pairs on the other side acts here (not given: you)")
+	f.StringVar(&o.mapping, "map", "", "NODE/USER=LOCAL: that user of that node acts here as LOCAL; NODE/USER= takes it back")
 	f.BoolVar(&o.list, "list", false, "list who is in the cluster and who let whom in")
-	f.StringVar(&o.revoke, "revoke", "", "put this node out")
+	f.StringVar(&o.revoke, "revoke", "", "put this node or client out")
 	f.BoolVar(&o.withIntroduced, "with-introduced", false, "with --revoke: also every node that it let in")
 	f.BoolVarP(&o.yes, "yes", "y", false, "with --revoke and --new-identity: do not ask")
 	completeFlag(cmd, "revoke", complete(g, -1, nodeNames))

@@ -31,7 +31,7 @@ func (p *placementOptions) addFlags(g *globals, cmd *cobra.Command) {
 	f.StringSliceVar(&p.nodes, "node", nil, "use only these nodes (may be given several times, or a,b)")
 	f.StringVar(&p.engine, "engine", "", "use this engine, else the first that fits")
 	f.Uint32Var(&p.ranks, "ranks", 0, "spread over at least this many nodes, else as few as fit")
-	f.Uint32Var(&p.context, "context", 0, "context length in tokens, else the model's own, at most 4096")
+	f.Uint32Var(&p.context, "context", 0, "context length in tokens (not given: the model's own, but no more than 4096)")
 	f.StringVar(&p.name, "name", "", "name of the instance, else one made from the model's")
 	f.BoolVar(&p.copy, "copy", false, "copy the model to the nodes that lack it")
 	f.BoolVar(&p.insecure, "insecure-ranks", false, "start several ranks though their ports cannot be closed to the LAN")

@@ -29,11 +29,14 @@ func newStatusCommand(g *globals) *cobra.Command {
 		Long: `Shows the whole cluster as the node that answers sees it.
 
 A node is "up" when it was heard from within its heartbeat, "suspect" when it is
-late, "down" when it is gone; it stays listed until it comes back or you run
-"tbcluster node forget". A cable is "cabled" when the Thunderbolt layer sees the
-other machine, "addressed" when both ends have an address, and "proven" when a
-packet went each way on that very cable and came back from the right node. Only
-a proven cable carries models.
+late, "down" when it is gone, and "unknown" when the node that answers has not
+heard from it since its agent started. It stays listed until you run "tbcluster
+node forget" or "tbcluster pair --revoke".
+
+A cable is "cabled" when the Thunderbolt layer sees the other machine, "addressed"
+when both ends have an address, "proven" when a packet went each way on that very
+cable and came back from the right node, and "down" when it was there and is not,
+or carries nothing. Only a proven cable carries models.
 
 "20 of 40" Gb/s means that the cable runs at 20 though both ends can do 40;
 unplugging it and plugging it in again often helps.` + exitHelp(fault.Interrupted),

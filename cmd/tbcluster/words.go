@@ -153,6 +153,15 @@ func enumWord(name, prefix string) string {
 
 func nodeStateWord(s tbv1.NodeState) string { return enumWord(s.String(), "NODE_STATE_") }
 func linkStateWord(s tbv1.LinkState) string { return enumWord(s.String(), "LINK_STATE_") }
+
+// obstacleWord is empty where nothing is known to be in the way.
+func obstacleWord(o tbv1.LinkObstacle) string {
+	if o == tbv1.LinkObstacle_LINK_OBSTACLE_UNSPECIFIED {
+		return ""
+	}
+	return enumWord(o.String(), "LINK_OBSTACLE_")
+}
+
 func rankStateWord(s tbv1.RankState) string { return enumWord(s.String(), "RANK_STATE_") }
 func instanceStateWord(s tbv1.InstanceState) string {
 	return enumWord(s.String(), "INSTANCE_STATE_")

@@ -93,6 +93,8 @@ type Link struct {
 	Remote netip.Addr
 	// Reason says why there is no address; "" if there is.
 	Reason string
+	// NoneFree is set where that is because no subnet is free at both ends.
+	NoneFree bool
 }
 
 // Conflict is an address that clashes and cannot be moved now; a finding.

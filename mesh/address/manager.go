@@ -87,7 +87,9 @@ type ask struct {
 	wait    time.Duration
 	next    time.Time // not before
 	reason  string
-	asked   time.Time // when the far end last said yes
+	// noneFree is set where reason is that no subnet was left to propose.
+	noneFree bool
+	asked    time.Time // when the far end last said yes
 }
 
 type trouble struct {
@@ -429,7 +431,7 @@ func (m *Manager) links() []Link {
 		case e.Interface == "":
 			l.Reason = "it has no network interface"
 		case a == nil:
-			l.Reason = m.waitingFor(e)
+			l.Reason, l.NoneFree = m.waitingFor(e)
 		default:
 			own := m.book.own(a)
 			c := host.Change{Kind: host.ChangeAddress, Interface: e.Interface, Prefix: own}
@@ -458,20 +460,22 @@ func (m *Manager) standing(e End) *agreement {
 	return a
 }
 
-// waitingFor says why an end has no agreed subnet.
-func (m *Manager) waitingFor(e End) string {
+// waitingFor says why an end has no agreed subnet, and whether none is free.
+func (m *Manager) waitingFor(e End) (reason string, noneFree bool) {
 	if a := m.asking[e.Port]; a != nil && a.reason != "" {
-		return a.reason
+		return a.reason, a.noneFree
 	}
 	switch {
 	case e.PeerID == "":
-		return "the machine at the other end is not known"
+		reason = "the machine at the other end is not known"
 	case m.cfg.Self > e.PeerID:
-		return "the other end has not proposed an address yet"
+		reason = "the other end has not proposed an address yet"
 	case e.PeerPort == "":
-		return "the port at the other end is not known yet"
+		reason = "the port at the other end is not known yet"
+	default:
+		reason = "an address is being agreed on"
 	}
-	return "an address is being agreed on"
+	return reason, false
 }
 
 // inForce reports whether a change is in force: applied by us on the interface

@@ -627,6 +627,26 @@ func TestAChangeThatFailsIsSaidAndTriedAgain(t *testing.T) {
 	d.await("addressed", func() bool { return facing(a.link("0-1"), b.link("0-2")) })
 }
 
+func TestThatNoSubnetIsFreeIsToldFromOtherReasons(t *testing.T) {
+	d := newDesk(t)
+	a, b := d.pair()
+	a.start()
+	d.await("another reason", func() bool { l := a.link("0-1"); return l.Reason != "" && !l.NoneFree })
+	lan := netip.MustParsePrefix("10.77.0.5/16")
+	a.change(func() {
+		eth := a.nic("eth0")
+		eth.Addresses = append(eth.Addresses, lan)
+		a.routes = append(a.routes, host.Route{Destination: lan.Masked(), Interface: "eth0"})
+	})
+	d.await("none is free", func() bool { l := a.link("0-1"); return l.NoneFree && strings.Contains(l.Reason, "10.77.0.5/16") })
+	a.change(func() { a.nic("eth0").Addresses, a.routes = nil, nil })
+	b.start()
+	d.await("addressed", func() bool { return facing(a.link("0-1"), b.link("0-2")) })
+	if a.link("0-1").NoneFree {
+		t.Error("it has an address, and none is free")
+	}
+}
+
 func TestAMachineThatCannotBeAskedIsAskedAgain(t *testing.T) {
 	d := newDesk(t)
 	a, b := d.pair()

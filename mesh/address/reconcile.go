@@ -436,6 +436,13 @@ func (m *Manager) consider(ctx context.Context, background *sync.WaitGroup, e En
 	background.Go(func() { m.ask(ctx, q, e.PeerID, e.Port, port, first, m.largestMTU(i)) })
 }
 
+// noneFreeError is that no subnet is left to propose.
+type noneFreeError struct{ space, taken string }
+
+func (e noneFreeError) Error() string {
+	return fmt.Sprintf("no subnet of %s is free at both ends; the last was taken by %s", e.space, e.taken)
+}
+
 // ask proposes one subnet after the other until the far end takes one.
 func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, first netip.Prefix, mtu int) {
 	var refused []netip.Prefix
@@ -447,7 +454,7 @@ func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, 
 				var why string
 				if candidate, why = m.book.next(peer, port, peerPort, refused); !candidate.IsValid() {
 					m.mu.Unlock()
-					return fmt.Errorf("no subnet of %s is free at both ends; the last was taken by %s", m.book.space, cmp.Or(why, "what the other end uses"))
+					return noneFreeError{m.book.space.String(), cmp.Or(why, "what the other end uses")}
 				}
 			}
 			m.mu.Unlock()
@@ -487,12 +494,13 @@ func (m *Manager) ask(ctx context.Context, q *ask, peer, port, peerPort string, 
 	}()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	q.running, q.reason = false, ""
+	q.running, q.reason, q.noneFree = false, "", false
 	if err != nil && ctx.Err() == nil {
 		q.reason = "no address could be agreed on: " + err.Error()
 		if f := fault.As(err); f != nil {
 			q.reason = "no address could be agreed on: " + f.Error()
 		}
+		q.noneFree = errors.As(err, &noneFreeError{})
 		q.wait = min(max(2*q.wait, m.cfg.Retry), longestRetry)
 		q.next = m.cfg.Clock.Now().Add(q.wait)
 		m.cfg.Log.Debug("proposing an address failed", "port", port, "peer", peer, "error", err)

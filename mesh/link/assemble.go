@@ -159,6 +159,17 @@ func (a *assembly) pair(x, y *side) *tbclusterv1.Link {
 	if l.Reason == "" && worse.state == better.state {
 		l.Reason = better.reason
 	}
+	if l.State == tbclusterv1.LinkState_LINK_STATE_CABLED {
+		// Whoever proposes the address knows, the other one waits.
+		for _, v := range []struct {
+			*side
+			view
+		}{{y, vy}, {x, vx}} {
+			if o := v.report.GetObstacle(); o != tbclusterv1.LinkObstacle_LINK_OBSTACLE_UNSPECIFIED {
+				l.Obstacle, l.Reason = o, v.reason
+			}
+		}
+	}
 	if l.Reason == "" && worse.state != tbclusterv1.LinkState_LINK_STATE_PROVEN {
 		l.Reason = missing(worse.state, a.name(worseSide.node))
 	}

@@ -104,6 +104,27 @@ func TestTheWorseViewCounts(t *testing.T) {
 	}
 }
 
+func TestALinkForWhichNoAddressIsFreeSaysSoToPrograms(t *testing.T) {
+	for _, knows := range []string{"aaa", "bbb"} {
+		nodes, reports := two()
+		for id, r := range reports {
+			r[0].Proven, r[0].ProbedNodeId, r[0].Address, r[0].Reason = false, "", "", "it waits"
+			if id == knows {
+				r[0].Reason, r[0].Obstacle = "all is taken", tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS
+			}
+		}
+		l := one(t, "aaa", nodes, reports)
+		if l.State != cabled || l.Obstacle != tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS || !strings.Contains(l.Reason, "all is taken") {
+			t.Errorf("%s knows: %v", knows, l)
+		}
+		// A word of before it was pulled out counts no more.
+		reports["aaa"][0].Present = false
+		if l := one(t, "aaa", nodes, reports); l.State != down || l.Obstacle != tbclusterv1.LinkObstacle_LINK_OBSTACLE_UNSPECIFIED {
+			t.Errorf("%s knew: %v", knows, l)
+		}
+	}
+}
+
 func TestALinkBelowItsCapabilitySaysSo(t *testing.T) {
 	nodes, reports := two()
 	reports["bbb"][0].NegotiatedGbps = 20

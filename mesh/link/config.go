@@ -115,6 +115,8 @@ type Address struct {
 	Remote netip.Addr
 	// Reason says why there is no address, for people.
 	Reason string
+	// NoneFree is set where that is because no subnet is free at both ends.
+	NoneFree bool
 }
 
 // End is one own end with what is known of its far end; what mesh/address

@@ -161,6 +161,9 @@ func (e *end) report(name func(string) string) *peerv1.LinkReport {
 	if e.addressed() {
 		r.Address = e.addr.Prefix.String()
 	}
+	if state == tbclusterv1.LinkState_LINK_STATE_CABLED && reason == e.addr.Reason && e.addr.NoneFree {
+		r.Obstacle = tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS
+	}
 	switch state {
 	case tbclusterv1.LinkState_LINK_STATE_PROVEN:
 		r.Proven, r.ProbedNodeId, r.RttUs = true, e.probedID, uint64(max(e.shownRTT.Microseconds(), 1))

@@ -63,14 +63,14 @@ func TestAUUIDHasOneFormHoweverItIsSpelt(t *testing.T) {
 		"0000dec0-3380-2211-0000-44800a550000", "c0de000011228033804400000000550a",
 	}
 	for _, f := range forms {
-		if canonicalUUID(f) != canonicalUUID(forms[0]) {
+		if CanonicalUUID(f) != CanonicalUUID(forms[0]) {
 			t.Errorf("%s is not %s", f, forms[0])
 		}
 	}
-	if canonicalUUID("c0de0000-1122-8033-8044-00000000550b") == canonicalUUID(forms[0]) {
+	if CanonicalUUID("c0de0000-1122-8033-8044-00000000550b") == CanonicalUUID(forms[0]) {
 		t.Error("another UUID has the same form")
 	}
-	if got := canonicalUUID("Not-A-UUID"); got != "not-a-uuid" {
+	if got := CanonicalUUID("Not-A-UUID"); got != "not-a-uuid" {
 		t.Errorf("text that is no UUID became %q", got)
 	}
 }

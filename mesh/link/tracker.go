@@ -152,7 +152,7 @@ func (t *Tracker) Update(tb host.Thunderbolt, net host.Network) {
 	seen := map[key]bool{}
 	for _, d := range tb.Domains {
 		for _, x := range d.Peers {
-			k := key{port: x.Port, remote: canonicalUUID(x.RemoteUUID)}
+			k := key{port: x.Port, remote: CanonicalUUID(x.RemoteUUID)}
 			seen[k] = true
 			e := t.ends[k]
 			if e == nil {
@@ -414,7 +414,7 @@ func (t *Tracker) rotation(g group) int {
 	}
 	near, stuck, addressed := 0, 0, true
 	for _, e := range t.ends {
-		if e.listed && e.remote == remote && canonicalUUID(e.local) == own {
+		if e.listed && e.remote == remote && CanonicalUUID(e.local) == own {
 			near++
 			if !e.proven() {
 				stuck++
@@ -424,7 +424,7 @@ func (t *Tracker) rotation(g group) int {
 	}
 	far := 0
 	for _, r := range t.peers[peer].Reports {
-		if r.GetPresent() && canonicalUUID(r.GetLocalUuid()) == remote && canonicalUUID(r.GetRemoteUuid()) == own {
+		if r.GetPresent() && CanonicalUUID(r.GetLocalUuid()) == remote && CanonicalUUID(r.GetRemoteUuid()) == own {
 			far++
 			addressed = addressed && (r.GetProven() || r.GetAddress() != "")
 		}

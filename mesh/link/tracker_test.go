@@ -730,3 +730,23 @@ func TestAnEndRemembersWhatHappenedToIt(t *testing.T) {
 		t.Errorf("a node that was forgotten is remembered: %v", r)
 	}
 }
+
+func TestAnEndReportsThatNoAddressIsFree(t *testing.T) {
+	e := &end{listed: true, nic: host.Interface{Name: "thunderbolt0"}, peerID: "b", addr: Address{Reason: "all is taken", NoneFree: true}}
+	name := func(id string) string { return id }
+	if r := e.report(name); r.GetObstacle() != tbclusterv1.LinkObstacle_LINK_OBSTACLE_NO_ADDRESS || r.GetReason() != "all is taken" {
+		t.Errorf("reports %v", r)
+	}
+	for what, change := range map[string]func(*end){
+		"it is pulled out":       func(e *end) { e.listed = false },
+		"it has no interface":    func(e *end) { e.nic = host.Interface{} },
+		"another reason":         func(e *end) { e.addr.NoneFree = false },
+		"the far end is unknown": func(e *end) { e.peerID = "" },
+	} {
+		c := *e
+		change(&c)
+		if r := c.report(name); r.GetObstacle() != tbclusterv1.LinkObstacle_LINK_OBSTACLE_UNSPECIFIED {
+			t.Errorf("%s: %v", what, r)
+		}
+	}
+}

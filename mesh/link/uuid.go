@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// canonicalUUID returns one form for all spellings of a domain UUID: case and
+// CanonicalUUID returns one form for all spellings of a domain UUID: case and
 // dashes do not count, and of the text and its form with the bytes of each
 // 32-bit word reversed the smaller one stands for both. The Thunderbolt
 // registers hold the UUID as four words, and whether macOS prints them in the
 // order that Linux does is not verified. Text that is no UUID stands for itself.
-func canonicalUUID(text string) string {
+func CanonicalUUID(text string) string {
 	lower := strings.ToLower(strings.TrimSpace(text))
 	b, err := hex.DecodeString(strings.ReplaceAll(lower, "-", ""))
 	if err != nil || len(b) != 16 {
@@ -24,14 +24,14 @@ func canonicalUUID(text string) string {
 	return min(one, other)
 }
 
-// canonicalUUIDs returns canonicalUUID that remembers: in a full mesh each UUID
+// canonicalUUIDs returns CanonicalUUID that remembers: in a full mesh each UUID
 // is named by every node.
 func canonicalUUIDs() func(string) string {
 	known := map[string]string{}
 	return func(text string) string {
 		c, ok := known[text]
 		if !ok {
-			c = canonicalUUID(text)
+			c = CanonicalUUID(text)
 			known[text] = c
 		}
 		return c

@@ -203,6 +203,56 @@ func (LinkState) EnumDescriptor() ([]byte, []int) {
 	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{2}
 }
 
+// LinkObstacle is what keeps a link from being usable, where that is known so
+// well that programs may go by it.
+type LinkObstacle int32
+
+const (
+	// None, or it is said in words alone.
+	LinkObstacle_LINK_OBSTACLE_UNSPECIFIED LinkObstacle = 0
+	// No subnet that the configuration allows is free at both ends.
+	LinkObstacle_LINK_OBSTACLE_NO_ADDRESS LinkObstacle = 1
+)
+
+// Enum value maps for LinkObstacle.
+var (
+	LinkObstacle_name = map[int32]string{
+		0: "LINK_OBSTACLE_UNSPECIFIED",
+		1: "LINK_OBSTACLE_NO_ADDRESS",
+	}
+	LinkObstacle_value = map[string]int32{
+		"LINK_OBSTACLE_UNSPECIFIED": 0,
+		"LINK_OBSTACLE_NO_ADDRESS":  1,
+	}
+)
+
+func (x LinkObstacle) Enum() *LinkObstacle {
+	p := new(LinkObstacle)
+	*p = x
+	return p
+}
+
+func (x LinkObstacle) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LinkObstacle) Descriptor() protoreflect.EnumDescriptor {
+	return file_tbcluster_v1_cluster_proto_enumTypes[3].Descriptor()
+}
+
+func (LinkObstacle) Type() protoreflect.EnumType {
+	return &file_tbcluster_v1_cluster_proto_enumTypes[3]
+}
+
+func (x LinkObstacle) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LinkObstacle.Descriptor instead.
+func (LinkObstacle) EnumDescriptor() ([]byte, []int) {
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+}
+
 // Severity of a finding.
 type Severity int32
 
@@ -244,11 +294,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_tbcluster_v1_cluster_proto_enumTypes[3].Descriptor()
+	return file_tbcluster_v1_cluster_proto_enumTypes[4].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_tbcluster_v1_cluster_proto_enumTypes[3]
+	return &file_tbcluster_v1_cluster_proto_enumTypes[4]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -257,7 +307,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 // TransferState is what a transfer is doing.
@@ -321,11 +371,11 @@ func (x TransferState) String() string {
 }
 
 func (TransferState) Descriptor() protoreflect.EnumDescriptor {
-	return file_tbcluster_v1_cluster_proto_enumTypes[4].Descriptor()
+	return file_tbcluster_v1_cluster_proto_enumTypes[5].Descriptor()
 }
 
 func (TransferState) Type() protoreflect.EnumType {
-	return &file_tbcluster_v1_cluster_proto_enumTypes[4]
+	return &file_tbcluster_v1_cluster_proto_enumTypes[5]
 }
 
 func (x TransferState) Number() protoreflect.EnumNumber {
@@ -334,7 +384,7 @@ func (x TransferState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TransferState.Descriptor instead.
 func (TransferState) EnumDescriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 // InstanceState is how far an instance has come.
@@ -406,11 +456,11 @@ func (x InstanceState) String() string {
 }
 
 func (InstanceState) Descriptor() protoreflect.EnumDescriptor {
-	return file_tbcluster_v1_cluster_proto_enumTypes[5].Descriptor()
+	return file_tbcluster_v1_cluster_proto_enumTypes[6].Descriptor()
 }
 
 func (InstanceState) Type() protoreflect.EnumType {
-	return &file_tbcluster_v1_cluster_proto_enumTypes[5]
+	return &file_tbcluster_v1_cluster_proto_enumTypes[6]
 }
 
 func (x InstanceState) Number() protoreflect.EnumNumber {
@@ -419,7 +469,7 @@ func (x InstanceState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceState.Descriptor instead.
 func (InstanceState) EnumDescriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 // RankState is how far one rank has come.
@@ -475,11 +525,11 @@ func (x RankState) String() string {
 }
 
 func (RankState) Descriptor() protoreflect.EnumDescriptor {
-	return file_tbcluster_v1_cluster_proto_enumTypes[6].Descriptor()
+	return file_tbcluster_v1_cluster_proto_enumTypes[7].Descriptor()
 }
 
 func (RankState) Type() protoreflect.EnumType {
-	return &file_tbcluster_v1_cluster_proto_enumTypes[6]
+	return &file_tbcluster_v1_cluster_proto_enumTypes[7]
 }
 
 func (x RankState) Number() protoreflect.EnumNumber {
@@ -488,7 +538,7 @@ func (x RankState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RankState.Descriptor instead.
 func (RankState) EnumDescriptor() ([]byte, []int) {
-	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_tbcluster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 // GetStateRequest asks for the whole state.
@@ -1416,7 +1466,9 @@ type Link struct {
 	FlapHistory []*LinkFlap `protobuf:"bytes,19,rep,name=flap_history,json=flapHistory,proto3" json:"flap_history,omitempty"`
 	// Hops from one machine to the other: 1 for a cable alone, more through
 	// hubs; 0 when unknown.
-	Hops          uint32 `protobuf:"varint,20,opt,name=hops,proto3" json:"hops,omitempty"`
+	Hops uint32 `protobuf:"varint,20,opt,name=hops,proto3" json:"hops,omitempty"`
+	// What keeps it from being usable; reason says it for people.
+	Obstacle      LinkObstacle `protobuf:"varint,21,opt,name=obstacle,proto3,enum=tbcluster.v1.LinkObstacle" json:"obstacle,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1589,6 +1641,13 @@ func (x *Link) GetHops() uint32 {
 		return x.Hops
 	}
 	return 0
+}
+
+func (x *Link) GetObstacle() LinkObstacle {
+	if x != nil {
+		return x.Obstacle
+	}
+	return LinkObstacle_LINK_OBSTACLE_UNSPECIFIED
 }
 
 // LinkMeasurement is what a bench of a link found.
@@ -2010,7 +2069,8 @@ type Finding struct {
 	NodeId string `protobuf:"bytes,7,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Name of that node.
 	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// What on that node (a link ID, a device, a path); may be empty.
+	// What on that node (a link ID, a device, a path), or the ID of another node
+	// that it speaks of; may be empty.
 	Subject string `protobuf:"bytes,9,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Since when, by the finding node's clock.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
@@ -3151,7 +3211,7 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xd8\x05\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x90\x06\n" +
 	"\x04Link\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\x01a\x18\x02 \x01(\v2\x15.tbcluster.v1.LinkEndR\x01a\x12#\n" +
@@ -3176,7 +3236,8 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\x06errors\x18\x11 \x01(\x04R\x06errors\x12?\n" +
 	"\vmeasurement\x18\x12 \x01(\v2\x1d.tbcluster.v1.LinkMeasurementR\vmeasurement\x129\n" +
 	"\fflap_history\x18\x13 \x03(\v2\x16.tbcluster.v1.LinkFlapR\vflapHistory\x12\x12\n" +
-	"\x04hops\x18\x14 \x01(\rR\x04hops\"\xc7\x02\n" +
+	"\x04hops\x18\x14 \x01(\rR\x04hops\x126\n" +
+	"\bobstacle\x18\x15 \x01(\x0e2\x1a.tbcluster.v1.LinkObstacleR\bobstacle\"\xc7\x02\n" +
 	"\x0fLinkMeasurement\x123\n" +
 	"\x17a_to_b_bytes_per_second\x18\x01 \x01(\x04R\x12aToBBytesPerSecond\x123\n" +
 	"\x17b_to_a_bytes_per_second\x18\x02 \x01(\x04R\x12bToABytesPerSecond\x12\x15\n" +
@@ -3341,7 +3402,10 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\x11LINK_STATE_CABLED\x10\x01\x12\x18\n" +
 	"\x14LINK_STATE_ADDRESSED\x10\x02\x12\x15\n" +
 	"\x11LINK_STATE_PROVEN\x10\x03\x12\x13\n" +
-	"\x0fLINK_STATE_DOWN\x10\x04*a\n" +
+	"\x0fLINK_STATE_DOWN\x10\x04*K\n" +
+	"\fLinkObstacle\x12\x1d\n" +
+	"\x19LINK_OBSTACLE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18LINK_OBSTACLE_NO_ADDRESS\x10\x01*a\n" +
 	"\bSeverity\x12\x18\n" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSEVERITY_INFO\x10\x01\x12\x14\n" +
@@ -3394,98 +3458,100 @@ func file_tbcluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_tbcluster_v1_cluster_proto_rawDescData
 }
 
-var file_tbcluster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_tbcluster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_tbcluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_tbcluster_v1_cluster_proto_goTypes = []any{
 	(NodeState)(0),                // 0: tbcluster.v1.NodeState
 	(Role)(0),                     // 1: tbcluster.v1.Role
 	(LinkState)(0),                // 2: tbcluster.v1.LinkState
-	(Severity)(0),                 // 3: tbcluster.v1.Severity
-	(TransferState)(0),            // 4: tbcluster.v1.TransferState
-	(InstanceState)(0),            // 5: tbcluster.v1.InstanceState
-	(RankState)(0),                // 6: tbcluster.v1.RankState
-	(*GetStateRequest)(nil),       // 7: tbcluster.v1.GetStateRequest
-	(*GetStateResponse)(nil),      // 8: tbcluster.v1.GetStateResponse
-	(*WatchRequest)(nil),          // 9: tbcluster.v1.WatchRequest
-	(*WatchResponse)(nil),         // 10: tbcluster.v1.WatchResponse
-	(*ClusterState)(nil),          // 11: tbcluster.v1.ClusterState
-	(*ClusterDelta)(nil),          // 12: tbcluster.v1.ClusterDelta
-	(*Node)(nil),                  // 13: tbcluster.v1.Node
-	(*Memory)(nil),                // 14: tbcluster.v1.Memory
-	(*Engine)(nil),                // 15: tbcluster.v1.Engine
-	(*Link)(nil),                  // 16: tbcluster.v1.Link
-	(*LinkMeasurement)(nil),       // 17: tbcluster.v1.LinkMeasurement
-	(*LinkFlap)(nil),              // 18: tbcluster.v1.LinkFlap
-	(*LinkEnd)(nil),               // 19: tbcluster.v1.LinkEnd
-	(*Path)(nil),                  // 20: tbcluster.v1.Path
-	(*Finding)(nil),               // 21: tbcluster.v1.Finding
-	(*LinkProgress)(nil),          // 22: tbcluster.v1.LinkProgress
-	(*Failure)(nil),               // 23: tbcluster.v1.Failure
-	(*Transfer)(nil),              // 24: tbcluster.v1.Transfer
-	(*Rank)(nil),                  // 25: tbcluster.v1.Rank
-	(*Instance)(nil),              // 26: tbcluster.v1.Instance
-	(*Model)(nil),                 // 27: tbcluster.v1.Model
-	(*ModelCopy)(nil),             // 28: tbcluster.v1.ModelCopy
-	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(LinkObstacle)(0),             // 3: tbcluster.v1.LinkObstacle
+	(Severity)(0),                 // 4: tbcluster.v1.Severity
+	(TransferState)(0),            // 5: tbcluster.v1.TransferState
+	(InstanceState)(0),            // 6: tbcluster.v1.InstanceState
+	(RankState)(0),                // 7: tbcluster.v1.RankState
+	(*GetStateRequest)(nil),       // 8: tbcluster.v1.GetStateRequest
+	(*GetStateResponse)(nil),      // 9: tbcluster.v1.GetStateResponse
+	(*WatchRequest)(nil),          // 10: tbcluster.v1.WatchRequest
+	(*WatchResponse)(nil),         // 11: tbcluster.v1.WatchResponse
+	(*ClusterState)(nil),          // 12: tbcluster.v1.ClusterState
+	(*ClusterDelta)(nil),          // 13: tbcluster.v1.ClusterDelta
+	(*Node)(nil),                  // 14: tbcluster.v1.Node
+	(*Memory)(nil),                // 15: tbcluster.v1.Memory
+	(*Engine)(nil),                // 16: tbcluster.v1.Engine
+	(*Link)(nil),                  // 17: tbcluster.v1.Link
+	(*LinkMeasurement)(nil),       // 18: tbcluster.v1.LinkMeasurement
+	(*LinkFlap)(nil),              // 19: tbcluster.v1.LinkFlap
+	(*LinkEnd)(nil),               // 20: tbcluster.v1.LinkEnd
+	(*Path)(nil),                  // 21: tbcluster.v1.Path
+	(*Finding)(nil),               // 22: tbcluster.v1.Finding
+	(*LinkProgress)(nil),          // 23: tbcluster.v1.LinkProgress
+	(*Failure)(nil),               // 24: tbcluster.v1.Failure
+	(*Transfer)(nil),              // 25: tbcluster.v1.Transfer
+	(*Rank)(nil),                  // 26: tbcluster.v1.Rank
+	(*Instance)(nil),              // 27: tbcluster.v1.Instance
+	(*Model)(nil),                 // 28: tbcluster.v1.Model
+	(*ModelCopy)(nil),             // 29: tbcluster.v1.ModelCopy
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 31: google.protobuf.Duration
 }
 var file_tbcluster_v1_cluster_proto_depIdxs = []int32{
-	11, // 0: tbcluster.v1.GetStateResponse.state:type_name -> tbcluster.v1.ClusterState
-	11, // 1: tbcluster.v1.WatchResponse.snapshot:type_name -> tbcluster.v1.ClusterState
-	12, // 2: tbcluster.v1.WatchResponse.delta:type_name -> tbcluster.v1.ClusterDelta
-	13, // 3: tbcluster.v1.ClusterState.nodes:type_name -> tbcluster.v1.Node
-	16, // 4: tbcluster.v1.ClusterState.links:type_name -> tbcluster.v1.Link
-	24, // 5: tbcluster.v1.ClusterState.transfers:type_name -> tbcluster.v1.Transfer
-	26, // 6: tbcluster.v1.ClusterState.instances:type_name -> tbcluster.v1.Instance
-	27, // 7: tbcluster.v1.ClusterState.models:type_name -> tbcluster.v1.Model
-	21, // 8: tbcluster.v1.ClusterState.findings:type_name -> tbcluster.v1.Finding
-	13, // 9: tbcluster.v1.ClusterDelta.nodes:type_name -> tbcluster.v1.Node
-	16, // 10: tbcluster.v1.ClusterDelta.links:type_name -> tbcluster.v1.Link
-	24, // 11: tbcluster.v1.ClusterDelta.transfers:type_name -> tbcluster.v1.Transfer
-	26, // 12: tbcluster.v1.ClusterDelta.instances:type_name -> tbcluster.v1.Instance
-	27, // 13: tbcluster.v1.ClusterDelta.models:type_name -> tbcluster.v1.Model
-	21, // 14: tbcluster.v1.ClusterDelta.findings:type_name -> tbcluster.v1.Finding
+	12, // 0: tbcluster.v1.GetStateResponse.state:type_name -> tbcluster.v1.ClusterState
+	12, // 1: tbcluster.v1.WatchResponse.snapshot:type_name -> tbcluster.v1.ClusterState
+	13, // 2: tbcluster.v1.WatchResponse.delta:type_name -> tbcluster.v1.ClusterDelta
+	14, // 3: tbcluster.v1.ClusterState.nodes:type_name -> tbcluster.v1.Node
+	17, // 4: tbcluster.v1.ClusterState.links:type_name -> tbcluster.v1.Link
+	25, // 5: tbcluster.v1.ClusterState.transfers:type_name -> tbcluster.v1.Transfer
+	27, // 6: tbcluster.v1.ClusterState.instances:type_name -> tbcluster.v1.Instance
+	28, // 7: tbcluster.v1.ClusterState.models:type_name -> tbcluster.v1.Model
+	22, // 8: tbcluster.v1.ClusterState.findings:type_name -> tbcluster.v1.Finding
+	14, // 9: tbcluster.v1.ClusterDelta.nodes:type_name -> tbcluster.v1.Node
+	17, // 10: tbcluster.v1.ClusterDelta.links:type_name -> tbcluster.v1.Link
+	25, // 11: tbcluster.v1.ClusterDelta.transfers:type_name -> tbcluster.v1.Transfer
+	27, // 12: tbcluster.v1.ClusterDelta.instances:type_name -> tbcluster.v1.Instance
+	28, // 13: tbcluster.v1.ClusterDelta.models:type_name -> tbcluster.v1.Model
+	22, // 14: tbcluster.v1.ClusterDelta.findings:type_name -> tbcluster.v1.Finding
 	0,  // 15: tbcluster.v1.Node.state:type_name -> tbcluster.v1.NodeState
-	29, // 16: tbcluster.v1.Node.state_since:type_name -> google.protobuf.Timestamp
-	14, // 17: tbcluster.v1.Node.memory:type_name -> tbcluster.v1.Memory
-	15, // 18: tbcluster.v1.Node.engines:type_name -> tbcluster.v1.Engine
+	30, // 16: tbcluster.v1.Node.state_since:type_name -> google.protobuf.Timestamp
+	15, // 17: tbcluster.v1.Node.memory:type_name -> tbcluster.v1.Memory
+	16, // 18: tbcluster.v1.Node.engines:type_name -> tbcluster.v1.Engine
 	1,  // 19: tbcluster.v1.Node.role:type_name -> tbcluster.v1.Role
-	29, // 20: tbcluster.v1.Node.started_at:type_name -> google.protobuf.Timestamp
-	19, // 21: tbcluster.v1.Link.a:type_name -> tbcluster.v1.LinkEnd
-	19, // 22: tbcluster.v1.Link.b:type_name -> tbcluster.v1.LinkEnd
+	30, // 20: tbcluster.v1.Node.started_at:type_name -> google.protobuf.Timestamp
+	20, // 21: tbcluster.v1.Link.a:type_name -> tbcluster.v1.LinkEnd
+	20, // 22: tbcluster.v1.Link.b:type_name -> tbcluster.v1.LinkEnd
 	2,  // 23: tbcluster.v1.Link.state:type_name -> tbcluster.v1.LinkState
-	29, // 24: tbcluster.v1.Link.state_since:type_name -> google.protobuf.Timestamp
-	20, // 25: tbcluster.v1.Link.paths:type_name -> tbcluster.v1.Path
-	17, // 26: tbcluster.v1.Link.measurement:type_name -> tbcluster.v1.LinkMeasurement
-	18, // 27: tbcluster.v1.Link.flap_history:type_name -> tbcluster.v1.LinkFlap
-	29, // 28: tbcluster.v1.LinkMeasurement.measured_at:type_name -> google.protobuf.Timestamp
-	30, // 29: tbcluster.v1.LinkMeasurement.duration:type_name -> google.protobuf.Duration
-	29, // 30: tbcluster.v1.LinkFlap.down_at:type_name -> google.protobuf.Timestamp
-	29, // 31: tbcluster.v1.LinkFlap.back_at:type_name -> google.protobuf.Timestamp
-	3,  // 32: tbcluster.v1.Finding.severity:type_name -> tbcluster.v1.Severity
-	29, // 33: tbcluster.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	4,  // 34: tbcluster.v1.Transfer.state:type_name -> tbcluster.v1.TransferState
-	30, // 35: tbcluster.v1.Transfer.eta:type_name -> google.protobuf.Duration
-	22, // 36: tbcluster.v1.Transfer.links:type_name -> tbcluster.v1.LinkProgress
-	23, // 37: tbcluster.v1.Transfer.error:type_name -> tbcluster.v1.Failure
-	29, // 38: tbcluster.v1.Transfer.started_at:type_name -> google.protobuf.Timestamp
-	29, // 39: tbcluster.v1.Transfer.finished_at:type_name -> google.protobuf.Timestamp
-	6,  // 40: tbcluster.v1.Rank.state:type_name -> tbcluster.v1.RankState
-	5,  // 41: tbcluster.v1.Instance.state:type_name -> tbcluster.v1.InstanceState
-	25, // 42: tbcluster.v1.Instance.ranks:type_name -> tbcluster.v1.Rank
-	29, // 43: tbcluster.v1.Instance.created_at:type_name -> google.protobuf.Timestamp
-	29, // 44: tbcluster.v1.Instance.state_since:type_name -> google.protobuf.Timestamp
-	23, // 45: tbcluster.v1.Instance.error:type_name -> tbcluster.v1.Failure
-	28, // 46: tbcluster.v1.Model.copies:type_name -> tbcluster.v1.ModelCopy
-	7,  // 47: tbcluster.v1.ClusterService.GetState:input_type -> tbcluster.v1.GetStateRequest
-	9,  // 48: tbcluster.v1.ClusterService.Watch:input_type -> tbcluster.v1.WatchRequest
-	8,  // 49: tbcluster.v1.ClusterService.GetState:output_type -> tbcluster.v1.GetStateResponse
-	10, // 50: tbcluster.v1.ClusterService.Watch:output_type -> tbcluster.v1.WatchResponse
-	49, // [49:51] is the sub-list for method output_type
-	47, // [47:49] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	30, // 24: tbcluster.v1.Link.state_since:type_name -> google.protobuf.Timestamp
+	21, // 25: tbcluster.v1.Link.paths:type_name -> tbcluster.v1.Path
+	18, // 26: tbcluster.v1.Link.measurement:type_name -> tbcluster.v1.LinkMeasurement
+	19, // 27: tbcluster.v1.Link.flap_history:type_name -> tbcluster.v1.LinkFlap
+	3,  // 28: tbcluster.v1.Link.obstacle:type_name -> tbcluster.v1.LinkObstacle
+	30, // 29: tbcluster.v1.LinkMeasurement.measured_at:type_name -> google.protobuf.Timestamp
+	31, // 30: tbcluster.v1.LinkMeasurement.duration:type_name -> google.protobuf.Duration
+	30, // 31: tbcluster.v1.LinkFlap.down_at:type_name -> google.protobuf.Timestamp
+	30, // 32: tbcluster.v1.LinkFlap.back_at:type_name -> google.protobuf.Timestamp
+	4,  // 33: tbcluster.v1.Finding.severity:type_name -> tbcluster.v1.Severity
+	30, // 34: tbcluster.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	5,  // 35: tbcluster.v1.Transfer.state:type_name -> tbcluster.v1.TransferState
+	31, // 36: tbcluster.v1.Transfer.eta:type_name -> google.protobuf.Duration
+	23, // 37: tbcluster.v1.Transfer.links:type_name -> tbcluster.v1.LinkProgress
+	24, // 38: tbcluster.v1.Transfer.error:type_name -> tbcluster.v1.Failure
+	30, // 39: tbcluster.v1.Transfer.started_at:type_name -> google.protobuf.Timestamp
+	30, // 40: tbcluster.v1.Transfer.finished_at:type_name -> google.protobuf.Timestamp
+	7,  // 41: tbcluster.v1.Rank.state:type_name -> tbcluster.v1.RankState
+	6,  // 42: tbcluster.v1.Instance.state:type_name -> tbcluster.v1.InstanceState
+	26, // 43: tbcluster.v1.Instance.ranks:type_name -> tbcluster.v1.Rank
+	30, // 44: tbcluster.v1.Instance.created_at:type_name -> google.protobuf.Timestamp
+	30, // 45: tbcluster.v1.Instance.state_since:type_name -> google.protobuf.Timestamp
+	24, // 46: tbcluster.v1.Instance.error:type_name -> tbcluster.v1.Failure
+	29, // 47: tbcluster.v1.Model.copies:type_name -> tbcluster.v1.ModelCopy
+	8,  // 48: tbcluster.v1.ClusterService.GetState:input_type -> tbcluster.v1.GetStateRequest
+	10, // 49: tbcluster.v1.ClusterService.Watch:input_type -> tbcluster.v1.WatchRequest
+	9,  // 50: tbcluster.v1.ClusterService.GetState:output_type -> tbcluster.v1.GetStateResponse
+	11, // 51: tbcluster.v1.ClusterService.Watch:output_type -> tbcluster.v1.WatchResponse
+	50, // [50:52] is the sub-list for method output_type
+	48, // [48:50] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_tbcluster_v1_cluster_proto_init() }
@@ -3502,7 +3568,7 @@ func file_tbcluster_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tbcluster_v1_cluster_proto_rawDesc), len(file_tbcluster_v1_cluster_proto_rawDesc)),
-			NumEnums:      7,
+			NumEnums:      8,
 			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,

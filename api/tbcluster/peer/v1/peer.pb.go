@@ -469,7 +469,10 @@ type NodeSection struct {
 	// Control port that its agent listens on.
 	ControlPort uint32 `protobuf:"varint,3,opt,name=control_port,json=controlPort,proto3" json:"control_port,omitempty"`
 	// Addresses of its interfaces that are no cables, for dialling.
-	LanAddresses  []string `protobuf:"bytes,4,rep,name=lan_addresses,json=lanAddresses,proto3" json:"lan_addresses,omitempty"`
+	LanAddresses []string `protobuf:"bytes,4,rep,name=lan_addresses,json=lanAddresses,proto3" json:"lan_addresses,omitempty"`
+	// UUIDs of its machine's Thunderbolt domains, by which it is known again under
+	// another identity.
+	DomainUuids   []string `protobuf:"bytes,5,rep,name=domain_uuids,json=domainUuids,proto3" json:"domain_uuids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -528,6 +531,13 @@ func (x *NodeSection) GetControlPort() uint32 {
 func (x *NodeSection) GetLanAddresses() []string {
 	if x != nil {
 		return x.LanAddresses
+	}
+	return nil
+}
+
+func (x *NodeSection) GetDomainUuids() []string {
+	if x != nil {
+		return x.DomainUuids
 	}
 	return nil
 }
@@ -850,7 +860,9 @@ type LinkReport struct {
 	RxDropped uint64 `protobuf:"varint,28,opt,name=rx_dropped,json=rxDropped,proto3" json:"rx_dropped,omitempty"`
 	// Hops to the far machine: 1 for a cable alone, more through hubs; 0 when
 	// unknown.
-	Hops          uint32 `protobuf:"varint,29,opt,name=hops,proto3" json:"hops,omitempty"`
+	Hops uint32 `protobuf:"varint,29,opt,name=hops,proto3" json:"hops,omitempty"`
+	// What keeps it from being usable; reason says it for people.
+	Obstacle      v1.LinkObstacle `protobuf:"varint,30,opt,name=obstacle,proto3,enum=tbcluster.v1.LinkObstacle" json:"obstacle,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1086,6 +1098,13 @@ func (x *LinkReport) GetHops() uint32 {
 		return x.Hops
 	}
 	return 0
+}
+
+func (x *LinkReport) GetObstacle() v1.LinkObstacle {
+	if x != nil {
+		return x.Obstacle
+	}
+	return v1.LinkObstacle(0)
 }
 
 // AddressClaim is one address that belongs to a node for good, or a range on its
@@ -2113,13 +2132,14 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\x04echo\x18\x02 \x01(\x04R\x04echo\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"%\n" +
 	"\vSyncGoodbye\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xb7\x01\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xda\x01\n" +
 	"\vNodeSection\x12&\n" +
 	"\x04node\x18\x01 \x01(\v2\x12.tbcluster.v1.NodeR\x04node\x128\n" +
 	"\vpaired_user\x18\x02 \x01(\v2\x17.tbcluster.peer.v1.UserR\n" +
 	"pairedUser\x12!\n" +
 	"\fcontrol_port\x18\x03 \x01(\rR\vcontrolPort\x12#\n" +
-	"\rlan_addresses\x18\x04 \x03(\tR\flanAddresses\"\xb9\x01\n" +
+	"\rlan_addresses\x18\x04 \x03(\tR\flanAddresses\x12!\n" +
+	"\fdomain_uuids\x18\x05 \x03(\tR\vdomainUuids\"\xb9\x01\n" +
 	"\rModelsSection\x12+\n" +
 	"\x06models\x18\x01 \x03(\v2\x13.tbcluster.v1.ModelR\x06models\x12A\n" +
 	"\x05specs\x18\x02 \x03(\v2+.tbcluster.peer.v1.ModelsSection.SpecsEntryR\x05specs\x1a8\n" +
@@ -2136,7 +2156,7 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\fLinksSection\x123\n" +
 	"\x05links\x18\x01 \x03(\v2\x1d.tbcluster.peer.v1.LinkReportR\x05links\x127\n" +
 	"\x06claims\x18\x02 \x03(\v2\x1f.tbcluster.peer.v1.AddressClaimR\x06claims\x12\x1a\n" +
-	"\bforwards\x18\x03 \x01(\bR\bforwards\"\xa7\a\n" +
+	"\bforwards\x18\x03 \x01(\bR\bforwards\"\xdf\a\n" +
 	"\n" +
 	"LinkReport\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12\x1d\n" +
@@ -2174,7 +2194,8 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"tx_dropped\x18\x1b \x01(\x04R\ttxDropped\x12\x1d\n" +
 	"\n" +
 	"rx_dropped\x18\x1c \x01(\x04R\trxDropped\x12\x12\n" +
-	"\x04hops\x18\x1d \x01(\rR\x04hops\"|\n" +
+	"\x04hops\x18\x1d \x01(\rR\x04hops\x126\n" +
+	"\bobstacle\x18\x1e \x01(\x0e2\x1a.tbcluster.v1.LinkObstacleR\bobstacle\"|\n" +
 	"\fAddressClaim\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x10\n" +
@@ -2303,8 +2324,9 @@ var file_tbcluster_peer_v1_peer_proto_goTypes = []any{
 	(*v1.Finding)(nil),             // 37: tbcluster.v1.Finding
 	(*v1.LinkFlap)(nil),            // 38: tbcluster.v1.LinkFlap
 	(*v1.LinkMeasurement)(nil),     // 39: tbcluster.v1.LinkMeasurement
-	(*v1.LogLine)(nil),             // 40: tbcluster.v1.LogLine
-	(*durationpb.Duration)(nil),    // 41: google.protobuf.Duration
+	(v1.LinkObstacle)(0),           // 40: tbcluster.v1.LinkObstacle
+	(*v1.LogLine)(nil),             // 41: tbcluster.v1.LogLine
+	(*durationpb.Duration)(nil),    // 42: google.protobuf.Duration
 }
 var file_tbcluster_peer_v1_peer_proto_depIdxs = []int32{
 	1,  // 0: tbcluster.peer.v1.SyncMessage.hello:type_name -> tbcluster.peer.v1.SyncHello
@@ -2326,36 +2348,37 @@ var file_tbcluster_peer_v1_peer_proto_depIdxs = []int32{
 	32, // 16: tbcluster.peer.v1.LinkReport.state_since:type_name -> google.protobuf.Timestamp
 	38, // 17: tbcluster.peer.v1.LinkReport.flap_history:type_name -> tbcluster.v1.LinkFlap
 	39, // 18: tbcluster.peer.v1.LinkReport.measurement:type_name -> tbcluster.v1.LinkMeasurement
-	16, // 19: tbcluster.peer.v1.WorkerMessage.user:type_name -> tbcluster.peer.v1.User
-	16, // 20: tbcluster.peer.v1.RankRequest.user:type_name -> tbcluster.peer.v1.User
-	16, // 21: tbcluster.peer.v1.ForwardRequest.user:type_name -> tbcluster.peer.v1.User
-	32, // 22: tbcluster.peer.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	40, // 23: tbcluster.peer.v1.LogsResponse.line:type_name -> tbcluster.v1.LogLine
-	41, // 24: tbcluster.peer.v1.BenchLinkRequest.duration:type_name -> google.protobuf.Duration
-	39, // 25: tbcluster.peer.v1.BenchLinkRequest.measurement:type_name -> tbcluster.v1.LinkMeasurement
-	0,  // 26: tbcluster.peer.v1.PeerService.Sync:input_type -> tbcluster.peer.v1.SyncMessage
-	14, // 27: tbcluster.peer.v1.PeerService.ProposeAddress:input_type -> tbcluster.peer.v1.ProposeAddressRequest
-	17, // 28: tbcluster.peer.v1.PeerService.Worker:input_type -> tbcluster.peer.v1.WorkerMessage
-	18, // 29: tbcluster.peer.v1.PeerService.Rank:input_type -> tbcluster.peer.v1.RankRequest
-	20, // 30: tbcluster.peer.v1.PeerService.RankEvents:input_type -> tbcluster.peer.v1.RankEventsRequest
-	22, // 31: tbcluster.peer.v1.PeerService.Forward:input_type -> tbcluster.peer.v1.ForwardRequest
-	24, // 32: tbcluster.peer.v1.PeerService.Logs:input_type -> tbcluster.peer.v1.LogsRequest
-	26, // 33: tbcluster.peer.v1.PeerService.Echo:input_type -> tbcluster.peer.v1.EchoRequest
-	28, // 34: tbcluster.peer.v1.PeerService.BenchLink:input_type -> tbcluster.peer.v1.BenchLinkRequest
-	0,  // 35: tbcluster.peer.v1.PeerService.Sync:output_type -> tbcluster.peer.v1.SyncMessage
-	15, // 36: tbcluster.peer.v1.PeerService.ProposeAddress:output_type -> tbcluster.peer.v1.ProposeAddressResponse
-	17, // 37: tbcluster.peer.v1.PeerService.Worker:output_type -> tbcluster.peer.v1.WorkerMessage
-	19, // 38: tbcluster.peer.v1.PeerService.Rank:output_type -> tbcluster.peer.v1.RankResponse
-	21, // 39: tbcluster.peer.v1.PeerService.RankEvents:output_type -> tbcluster.peer.v1.RankEventsResponse
-	23, // 40: tbcluster.peer.v1.PeerService.Forward:output_type -> tbcluster.peer.v1.ForwardResponse
-	25, // 41: tbcluster.peer.v1.PeerService.Logs:output_type -> tbcluster.peer.v1.LogsResponse
-	27, // 42: tbcluster.peer.v1.PeerService.Echo:output_type -> tbcluster.peer.v1.EchoResponse
-	29, // 43: tbcluster.peer.v1.PeerService.BenchLink:output_type -> tbcluster.peer.v1.BenchLinkResponse
-	35, // [35:44] is the sub-list for method output_type
-	26, // [26:35] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	40, // 19: tbcluster.peer.v1.LinkReport.obstacle:type_name -> tbcluster.v1.LinkObstacle
+	16, // 20: tbcluster.peer.v1.WorkerMessage.user:type_name -> tbcluster.peer.v1.User
+	16, // 21: tbcluster.peer.v1.RankRequest.user:type_name -> tbcluster.peer.v1.User
+	16, // 22: tbcluster.peer.v1.ForwardRequest.user:type_name -> tbcluster.peer.v1.User
+	32, // 23: tbcluster.peer.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	41, // 24: tbcluster.peer.v1.LogsResponse.line:type_name -> tbcluster.v1.LogLine
+	42, // 25: tbcluster.peer.v1.BenchLinkRequest.duration:type_name -> google.protobuf.Duration
+	39, // 26: tbcluster.peer.v1.BenchLinkRequest.measurement:type_name -> tbcluster.v1.LinkMeasurement
+	0,  // 27: tbcluster.peer.v1.PeerService.Sync:input_type -> tbcluster.peer.v1.SyncMessage
+	14, // 28: tbcluster.peer.v1.PeerService.ProposeAddress:input_type -> tbcluster.peer.v1.ProposeAddressRequest
+	17, // 29: tbcluster.peer.v1.PeerService.Worker:input_type -> tbcluster.peer.v1.WorkerMessage
+	18, // 30: tbcluster.peer.v1.PeerService.Rank:input_type -> tbcluster.peer.v1.RankRequest
+	20, // 31: tbcluster.peer.v1.PeerService.RankEvents:input_type -> tbcluster.peer.v1.RankEventsRequest
+	22, // 32: tbcluster.peer.v1.PeerService.Forward:input_type -> tbcluster.peer.v1.ForwardRequest
+	24, // 33: tbcluster.peer.v1.PeerService.Logs:input_type -> tbcluster.peer.v1.LogsRequest
+	26, // 34: tbcluster.peer.v1.PeerService.Echo:input_type -> tbcluster.peer.v1.EchoRequest
+	28, // 35: tbcluster.peer.v1.PeerService.BenchLink:input_type -> tbcluster.peer.v1.BenchLinkRequest
+	0,  // 36: tbcluster.peer.v1.PeerService.Sync:output_type -> tbcluster.peer.v1.SyncMessage
+	15, // 37: tbcluster.peer.v1.PeerService.ProposeAddress:output_type -> tbcluster.peer.v1.ProposeAddressResponse
+	17, // 38: tbcluster.peer.v1.PeerService.Worker:output_type -> tbcluster.peer.v1.WorkerMessage
+	19, // 39: tbcluster.peer.v1.PeerService.Rank:output_type -> tbcluster.peer.v1.RankResponse
+	21, // 40: tbcluster.peer.v1.PeerService.RankEvents:output_type -> tbcluster.peer.v1.RankEventsResponse
+	23, // 41: tbcluster.peer.v1.PeerService.Forward:output_type -> tbcluster.peer.v1.ForwardResponse
+	25, // 42: tbcluster.peer.v1.PeerService.Logs:output_type -> tbcluster.peer.v1.LogsResponse
+	27, // 43: tbcluster.peer.v1.PeerService.Echo:output_type -> tbcluster.peer.v1.EchoResponse
+	29, // 44: tbcluster.peer.v1.PeerService.BenchLink:output_type -> tbcluster.peer.v1.BenchLinkResponse
+	36, // [36:45] is the sub-list for method output_type
+	27, // [27:36] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_tbcluster_peer_v1_peer_proto_init() }
