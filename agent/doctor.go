@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"tbcluster/api/fault"
 	v1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/doctor"
@@ -291,6 +293,7 @@ func (s *doctorServer) Check(ctx context.Context, q *v1.CheckRequest) (*v1.Check
 				return
 			}
 			for _, f := range r.Findings {
+				f = proto.CloneOf(f) // own ones are being published
 				f.NodeId, f.NodeName = n.Id, n.Name
 				out.Findings = append(out.Findings, f)
 			}
