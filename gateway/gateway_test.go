@@ -276,6 +276,54 @@ func TestModelsListsWhatIsReady(t *testing.T) {
 	}
 }
 
+// What a node knows of another one's instance is a moment old: who was told there
+// that it is ready is served here too.
+func TestAnInstanceIsReadyWhenItsNodeSaysSo(t *testing.T) {
+	a, b := newNode(t, "a", nil), newNode(t, "b", nil)
+	b.peers["a"] = a
+	e := newEngine(t, says("x"))
+	ready := e.as("i1", "smol", "a")
+	warming := ready
+	warming.Ready, warming.State, warming.HeadAddr, warming.Reason = false, "warming", "", "asked for a completion"
+	a.set(ready)
+	b.set(warming)
+	if resp, body := post(t, b.base+chat, `{"model":"smol"}`); resp.StatusCode != 200 {
+		t.Errorf("ready there: %d %s", resp.StatusCode, body)
+	}
+	still := warming
+	still.HeadAddr = ready.HeadAddr
+	const says = `the model "smol" is not ready: instance i1-name on a is warming: asked for a completion`
+	for what, x := range map[string]struct {
+		there []Instance
+		state string
+		asked int32
+	}{
+		"not ready there either":   {[]Instance{still}, "warming", 1},
+		"not there any more":       {nil, "warming", 1},
+		"degraded: no need to ask": {[]Instance{still}, "degraded", 0},
+		"ended: no need to ask":    {[]Instance{still}, "stopping", 0},
+	} {
+		a.set(x.there...)
+		w := warming
+		w.State = x.state
+		b.set(w)
+		b.Gateway.Close() // idle connections
+		before := b.dials.Load()
+		resp, body := post(t, b.base+chat, `{"model":"smol"}`)
+		if resp.StatusCode != 503 || message(t, body) != strings.Replace(says, "warming", x.state, 1) || b.dials.Load()-before != x.asked {
+			t.Errorf("%s: %d %s, %d asked", what, resp.StatusCode, body, b.dials.Load()-before)
+		}
+	}
+	delete(b.peers, "a")
+	b.set(warming)
+	if resp, body := post(t, b.base+chat, `{"model":"smol"}`); resp.StatusCode != 503 || message(t, body) != says {
+		t.Errorf("its node is out of reach: %d %s", resp.StatusCode, body)
+	}
+	if n := e.requests.Load(); n != 1 {
+		t.Errorf("the engine saw %d requests", n)
+	}
+}
+
 func TestErrorsSayWhatToDo(t *testing.T) {
 	n := newNode(t, "a", func(o *Options) { o.MaxBodyBytes = 4096 })
 	e := newEngine(t, says("x"))

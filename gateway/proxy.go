@@ -165,7 +165,12 @@ func (g *Gateway) route(w http.ResponseWriter, r *http.Request) {
 		all := g.o.Instances()
 		g.forget(all)
 		fit, p := candidates(all, want.model)
-		if p != nil {
+		if p != nil && p.code == notReady {
+			if fit = coming(all, want.model, g.o.Self); len(fit) > 0 && last == nil {
+				last = p // unless their nodes know better
+			}
+		}
+		if p != nil && len(fit) == 0 {
 			if last != nil {
 				p = last
 			}
@@ -194,8 +199,11 @@ func (g *Gateway) route(w http.ResponseWriter, r *http.Request) {
 		case r.Context().Err() != nil:
 			return // the client has gone
 		}
-		g.log.Warn("instance does not answer", "instance", in.Name, "node", nodeName(in), "why", err)
 		dead[in.ID] = true
+		if !in.Ready {
+			continue // what is known here stands
+		}
+		g.log.Warn("instance does not answer", "instance", in.Name, "node", nodeName(in), "why", err)
 		last = &problem{status: http.StatusBadGateway, kind: upstream, code: "instance_gone", retry: 2,
 			message: fmt.Sprintf("instance %s on %s did not answer: %v", in.Name, nodeName(in), err)}
 		var refusal *problem
@@ -448,7 +456,7 @@ func (g *Gateway) servePeer(w http.ResponseWriter, r *http.Request) {
 		if in.Reason != "" {
 			s += ": " + in.Reason
 		}
-		refuse(http.StatusServiceUnavailable, "instance_not_ready", "%s", s)
+		refuse(http.StatusServiceUnavailable, notReady, "%s", s)
 		return
 	}
 	one, done := g.take([]Instance{*in}, nil)

@@ -17,6 +17,21 @@ func (i *Instance) ended() bool {
 	return i.State == "stopping" || i.State == "stopped" || i.State == "failed"
 }
 
+// coming are the instances of other nodes that serve a model and are not ready yet
+// as far as is known here: news of another node are a moment old, and who has just
+// been told there that one is ready may ask here. Their node knows.
+func coming(all []Instance, model, self string) (fit []Instance) {
+	for _, in := range all {
+		if in.answers(model) && !in.Ready && !in.ended() && in.State != "degraded" && in.OwnerNode != self {
+			fit = append(fit, in)
+		}
+	}
+	return fit
+}
+
+// notReady is the code of the problem that a model is served, but not yet.
+const notReady = "instance_not_ready"
+
 // served is the names under which models are ready, sorted.
 func served(all []Instance) (names []string) {
 	for i := range all {
@@ -56,7 +71,7 @@ func candidates(all []Instance, model string) ([]Instance, *problem) {
 	case len(fit) > 0:
 		return fit, nil
 	case len(why) > 0:
-		return nil, &problem{status: http.StatusServiceUnavailable, kind: unavailable, param: "model", code: "instance_not_ready", retry: 2,
+		return nil, &problem{status: http.StatusServiceUnavailable, kind: unavailable, param: "model", code: notReady, retry: 2,
 			message: fmt.Sprintf("the model %q is not ready: %s", model, strings.Join(why, "; "))}
 	}
 	return nil, &problem{status: http.StatusNotFound, kind: badRequest, param: "model", code: "model_not_found",
