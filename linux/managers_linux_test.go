@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -89,7 +91,11 @@ func TestAManagerIsWaitedFor(t *testing.T) {
 	run, proc := t.TempDir(), t.TempDir()
 	file := filepath.Join(run, "NetworkManager/devices", index)
 	write(t, "/", map[string]string{file: "[device]\nmanaged=true\n"})
-	// A process of ours that SIGHUP makes say that it has left.
+	// A process of ours that SIGHUP makes say that it has left, also where tests are
+	// run by nohup: a shell cannot trap what it was started to ignore.
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGHUP)
+	defer signal.Stop(heard)
 	manager := exec.Command("sh", "-c", `trap 'sleep 0.3; printf "$2" >"$1.new"; mv "$1.new" "$1"' HUP; echo ready; while :; do sleep 0.05; done`, "manager", file, left)
 	out, err := manager.StdoutPipe()
 	if err != nil {
