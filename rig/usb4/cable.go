@@ -97,7 +97,7 @@ func (c *Cable) Hold() (release func()) {
 			held := c.held
 			c.held = nil
 			for _, p := range held {
-				p.to.send(p.packet)
+				p.to.take(p.packet)
 			}
 		})
 	}

@@ -2,6 +2,8 @@
 
 package usb4
 
+import "time"
+
 // maxWaiting is how many packets may wait for the driver to give ring 0 buffers.
 const maxWaiting = 64
 
@@ -11,16 +13,79 @@ type controlChannel struct {
 	waiting  []packet // for buffers
 	buffer   [maxPacket]byte
 	counters ControlCounters
+
+	// answered is when the driver last answered another domain, where it has;
+	// late are answers of others that wait because of that, until answer.
+	answered    time.Duration
+	hasAnswered bool
+	late        []lateAnswer
+	answer      *event
 }
 
-func (c *controlChannel) reset() { c.waiting = nil }
+// lateAnswer is an answer for the driver, with since when it waits.
+type lateAnswer struct {
+	packet packet
+	since  time.Duration
+}
+
+const (
+	// answerGap is how long after an answer of its own a driver gets the next one
+	// of another domain, unless it keeps answering: then it waits no longer than
+	// lateAtMost, since drivers wait for half a second.
+	//
+	// Until Linux has done with an answer that it sends, it takes an answer that
+	// comes for that to its own (xdomain.c, tb_xdomain_match), and ends one request
+	// twice (ctl.c, tb_ctl_rx_callback). On a machine that is a matter of
+	// microseconds, in one that is translated of a thousand times as many.
+	answerGap  = 100 * time.Millisecond
+	lateAtMost = 300 * time.Millisecond
+)
+
+func (h *Host) resetControl() {
+	c := &h.control
+	c.waiting, c.late, c.hasAnswered = nil, nil, false
+	h.fabric.schedule.cancel(c.answer)
+}
+
+// take gives the driver a packet of another domain, an answer perhaps later.
+func (h *Host) take(p packet) {
+	c, now := &h.control, h.fabric.clock.Now()
+	if p.kind != packetXDomainResponse || len(c.late) == 0 && (!c.hasAnswered || now >= c.answered+answerGap) {
+		h.send(p)
+		return
+	}
+	if len(c.late) >= maxWaiting {
+		c.counters.Dropped++
+		return
+	}
+	c.late = append(c.late, lateAnswer{p, now})
+	h.fabric.schedule.at(c.answer, c.next())
+}
+
+// next is when the first late answer goes to the driver.
+func (c *controlChannel) next() time.Duration {
+	return min(c.answered+answerGap, c.late[0].since+lateAtMost)
+}
+
+// giveAnswers gives the driver the answers whose time has come.
+func (h *Host) giveAnswers(now time.Duration) {
+	c := &h.control
+	for len(c.late) > 0 && now >= c.next() {
+		p := c.late[0].packet
+		c.late = c.late[1:]
+		h.send(p)
+	}
+	if len(c.late) > 0 {
+		h.fabric.schedule.at(c.answer, c.next())
+	}
+}
 
 // controlRing is called when one of the two rings was switched on or off.
 func (h *Host) controlRing() {
 	f := h.fabric
 	f.tell()
 	if !h.listening() {
-		h.control.waiting = nil
+		h.resetControl()
 		return
 	}
 	f.note(&h.node, nil, "control channel started")
@@ -236,6 +301,9 @@ func (h *Host) forward(p *packet) {
 		return
 	}
 	h.control.counters.XDomain++
+	if p.kind == packetXDomainResponse {
+		h.control.answered, h.control.hasAnswered = h.fabric.clock.Now(), true
+	}
 	port.counters.OutPackets++
 	port.peer().counters.InPackets++
 	port.wire().counters.Control++
@@ -245,7 +313,7 @@ func (h *Host) forward(p *packet) {
 		port.cable.held = append(port.cable.held, heldPacket{to, out})
 		return
 	}
-	to.send(out)
+	to.take(out)
 }
 
 // heldPacket is a packet that waits for Cable.Hold to end.

@@ -296,6 +296,60 @@ func TestDomainsTalk(t *testing.T) {
 	}
 }
 
+// A driver that has just answered gets answers of others a while later, and
+// requests at once.
+func TestAnswersThatCrossAreKeptApart(t *testing.T) {
+	clock, a, b, _ := byHand(t, CableOptions{})
+	say := func(d *driver, kind packetType, n uint32) {
+		d.send(newPacket(kind, 0, 1, 4, uuidXDP, 2, 3, 4, 2, n))
+		d.settled()
+	}
+	hears := func(d *driver, what string, kind packetType, n uint32) {
+		t.Helper()
+		if p := d.receive(what, func(p *packet) bool { return p.kind == kind }); p.words[8] != n {
+			t.Fatalf("%s is number %d, not %d", what, p.words[8], n)
+		}
+	}
+	silence := func(d *driver, what string) {
+		t.Helper()
+		d.get1(spaceRouter, 0, 0) // its own router answers
+		if len(d.seen) != 0 {
+			t.Fatalf("%s: it came: %s", what, d.describe())
+		}
+	}
+	say(a, packetXDomainResponse, 1)
+	hears(b, "the first answer", packetXDomainResponse, 1)
+	say(b, packetXDomainResponse, 2)
+	silence(a, "an answer to who has just answered")
+	say(b, packetXDomainRequest, 3)
+	hears(a, "a request", packetXDomainRequest, 3)
+	say(b, packetXDomainResponse, 4)
+	clock.advance(answerGap - 1)
+	silence(a, "too early")
+	clock.advance(1)
+	hears(a, "the late answer", packetXDomainResponse, 2)
+	hears(a, "the one after it", packetXDomainResponse, 4)
+	clock.advance(answerGap)
+	// Who answers all the time gets one all the same.
+	say(a, packetXDomainResponse, 5)
+	say(b, packetXDomainResponse, 6)
+	for waited := time.Duration(0); waited < lateAtMost; waited += answerGap / 2 {
+		silence(a, "it answers still")
+		clock.advance(answerGap / 2)
+		say(a, packetXDomainResponse, 7)
+	}
+	hears(a, "after the longest wait", packetXDomainResponse, 6)
+	// What waits when the driver starts anew is lost.
+	say(b, packetXDomainResponse, 8)
+	a.host.Reset()
+	f := a.host.fabric
+	f.lock()
+	defer f.unlock()
+	if len(a.host.control.late) != 0 || a.host.control.answer.index >= 0 {
+		t.Error("an answer waits for a driver that is gone")
+	}
+}
+
 func TestPacketsBetweenDomainsAreHeld(t *testing.T) {
 	f := fabric(t, Options{})
 	a, b, c := two(t, f, HostOptions{}, CableOptions{})

@@ -70,6 +70,7 @@ func newHost(f *Fabric, o HostOptions) *Host {
 	}
 	h.build()
 	h.pci = newPCIFunction(o)
+	h.control.answer = newEvent(h.giveAnswers)
 	h.hungry.end = newEvent(func(time.Duration) { f.stirred = true })
 	return h
 }
@@ -240,7 +241,7 @@ func (h *Host) reset() {
 	for i := range h.gates {
 		h.gates[i].reset()
 	}
-	h.control.reset()
+	h.resetControl()
 	h.router.reset()
 	now := h.fabric.clock.Now()
 	for _, p := range h.ports {
