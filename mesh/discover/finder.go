@@ -267,7 +267,12 @@ func (f *Finder) Run(ctx context.Context) error {
 			return
 		}
 		m.browse(ctx, changed)
-		m.announceOn(f.announcement(), changed)
+		if f.crowded() {
+			m.announceOn(f.announcement(), changed)
+		} else {
+			// Among a few, said once too often is better than missed once.
+			m.announce(f.announcement())
+		}
 		if asked >= f.askAmong() {
 			clear(asking)
 		}
@@ -321,6 +326,13 @@ func (f *Finder) askAmong() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return askAmong(len(f.table.nodes))
+}
+
+// crowded reports whether there are so many nodes that what all of them hear costs.
+func (f *Finder) crowded() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.table.nodes) >= crowd
 }
 
 // browseFor is how long a browse lasts among the nodes of now.

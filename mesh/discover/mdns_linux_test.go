@@ -356,8 +356,8 @@ func TestCableAloneIsEnough(t *testing.T) {
 	t.Logf("found again after %v", a.until("beta on the new cable", onCable(b.id, "thunderbolt1")))
 }
 
-// The nodes of a LAN hear nothing of it when one of them has a cable pulled or
-// addressed: the nodes at its ends do.
+// The many nodes of a LAN hear nothing of it when one of them has a cable pulled
+// or addressed: the nodes at its ends do.
 func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	a, b, c := newNode(t), newNode(t), newNode(t)
 	cable(a, "lan0", b, "lan0")
@@ -383,6 +383,8 @@ func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	b.until("alpha by IPv4", heard(at(a.id, "lan0", "192.0.2.1:")))
 	b.until("alpha by IPv6", heard(at(a.id, "lan0", "[fe80")))
 	c.until("alpha", at(a.id, "thunderbolt3", "[fe80"))
+	b.tell(command{Forge: 2 * crowd})
+	a.until("a crowd", func(r report) bool { return len(r.Candidates) >= crowd })
 	before := maps.Clone(names)
 
 	c.ip("address", "add", "198.51.100.2/30", "dev", "thunderbolt3")
