@@ -127,11 +127,11 @@ func (a *Agent) needDefaultUser(ctx context.Context) error {
 	return fault.Newf(fault.Denied, "pair the first node on "+a.name()+" itself: tbcluster pair", "nobody has paired on %s yet, so that nobody knows as whom people of other nodes act there", a.name())
 }
 
-// joinEvery is how often Join looks for the inviting node, and joinFor how
-// long.
+// joinFor is how long Join looks for the inviting node, and askEvery how often
+// it asks meanwhile: a question or its answer may be lost.
 const (
-	joinEvery = 100 * time.Millisecond
-	joinFor   = 15 * time.Second
+	joinFor  = 15 * time.Second
+	askEvery = 3 * time.Second
 )
 
 // Join pairs with the node that showed a code.
@@ -216,6 +216,8 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 	a.finder.Ask()
 	deadline := time.NewTimer(joinFor)
 	defer deadline.Stop()
+	again := time.NewTicker(askEvery)
+	defer again.Stop()
 	for {
 		var out []pair.Candidate
 		for _, c := range a.finder.Candidates() {
@@ -237,6 +239,8 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 		case <-ctx.Done():
 			return nil, fault.FromStatus(ctx.Err())
 		case <-news:
+		case <-again.C:
+			a.finder.Ask()
 		case <-deadline.C:
 			return nil, fault.Newf(fault.PairingFailed,
 				"see that `tbcluster pair` still waits there and that a cable or the network joins both; or name it: tbcluster pair CODE --address HOST",

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -306,11 +307,33 @@ func vouch(ctx context.Context, c *client, local string) error {
 	return root.Vouch(ctx, filepath.Dir(c.endpoint.path), local)
 }
 
+// waitUnsaid is how long a person waits without being told what for.
+const waitUnsaid = 2 * time.Second
+
+// waiting says what is waited for once that has lasted, until done is called.
+func waiting(g *globals, what string) (done func()) {
+	over := make(chan struct{})
+	var said sync.WaitGroup
+	said.Go(func() {
+		select {
+		case <-over:
+		case <-time.After(waitUnsaid):
+			g.notef("%s", what)
+		}
+	})
+	return func() {
+		close(over)
+		said.Wait()
+	}
+}
+
 func pairJoin(ctx context.Context, o *pairOptions, c *client) error {
 	if err := vouch(ctx, c, o.as); err != nil {
 		return err
 	}
+	found := waiting(o.g, "looking for the node that shows this code")
 	resp, err := c.pairing.Join(ctx, &tbv1.JoinRequest{Code: o.code, Address: o.address, LocalUser: o.as})
+	found()
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func newListener() (*listener, error) {
 // often as that takes, since UDP may lose it.
 func (l *listener) honest(ctx context.Context) error {
 	id := forgedID()
-	txt := Announcement{Name: "honest", Port: 7871}.txt(id)
+	txt := Announcement{Name: "honest", Port: 7871}.txt(id, turn{"honest", 1})
 	deadline := time.After(time.Minute)
 	for {
 		data, err := response(l.instance("honest"), 7871, txt, prefixes("192.0.2.7/24"), 120).Pack()
@@ -132,7 +132,7 @@ func TestABrowseThatHasHeardTooMuchSaysSo(t *testing.T) {
 		}
 		deadline := time.After(time.Minute)
 		for {
-			txt := Announcement{Name: "forged", Port: 7871}.txt(forgedID())
+			txt := Announcement{Name: "forged", Port: 7871}.txt(forgedID(), turn{"forged", 1})
 			data, err := response(l.instance("forged"), 7871, txt, prefixes("192.0.2.9/24"), 120).Pack()
 			if err != nil {
 				return err
@@ -165,7 +165,7 @@ func FuzzAnswer(f *testing.F) {
 	id := forgedID()
 	name := "n." + service + "." + domain
 	for _, txt := range [][]string{
-		Announcement{Name: "a", Port: 1}.txt(id), {"id=" + string(id), "bye=1"}, {""}, {"id=x", "port=99999"}, {"id=" + string(id), "pair=\x1b[2J"},
+		Announcement{Name: "a", Port: 1}.txt(id, turn{"a", 1}), {"id=" + string(id), "bye=1"}, {""}, {"id=x", "port=99999"}, {"id=" + string(id), "pair=\x1b[2J"},
 	} {
 		m := response("n", 7871, txt, prefixes("192.0.2.9/24", "fe80::9/64"), 120)
 		for _, change := range []func(*dns.Msg){

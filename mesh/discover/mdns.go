@@ -37,8 +37,9 @@ const (
 //
 // The library delivers a name once per browse, and drops goodbyes. So every
 // announcement of ours bears a name of its own, which makes a change arrive at
-// once, and a goodbye is an announcement too, with bye=1. Its methods are for
-// one goroutine.
+// once, and a goodbye is an announcement too, with bye=1. For a moment both names
+// are answered for, and arrive in any order: turns tell which is the newer. Its
+// methods are for one goroutine.
 type mdns struct {
 	self       identity.NodeID
 	found      func(said)
@@ -57,6 +58,7 @@ type mdns struct {
 	serves    map[int]bool   // interfaces of server, by index
 	servers   sync.WaitGroup // those being shut down
 	spoken    bool
+	turn      turn // of the last announcement
 }
 
 // browse is one that goes on.
@@ -151,13 +153,22 @@ func (m *mdns) announceOn(a Announcement, changed map[string]bool) {
 	}
 	m.serves = here // one that comes back is served anew
 	if m.server != nil && a.Port != 0 {
-		m.say(m.instance(identity.CleanName(a.Name)), a, changed)
+		m.say(m.instance(identity.CleanName(a.Name)), a.txt(m.self, m.next()), a.Port, changed)
 	}
 }
 
 // say sends an announcement on the interfaces named, or on every one for nil.
-func (m *mdns) say(name string, a Announcement, on map[string]bool) {
-	m.speak(on, func(addrs []netip.Prefix) *dns.Msg { return response(name, int(a.Port), a.txt(m.self), addrs, 120) })
+func (m *mdns) say(name string, txt []string, port uint16, on map[string]bool) {
+	m.speak(on, func(addrs []netip.Prefix) *dns.Msg { return response(name, int(port), txt, addrs, 120) })
+}
+
+// next returns the turn of one more announcement.
+func (m *mdns) next() turn {
+	if m.turn.process == "" {
+		m.turn.process = random()
+	}
+	m.turn.n++
+	return m.turn
 }
 
 // announce says a from now on, in place of what was said before.
@@ -165,8 +176,8 @@ func (m *mdns) announce(a Announcement) {
 	old := m.server
 	m.server, m.serves = nil, map[int]bool{}
 	if a.Port != 0 && len(m.interfaces) > 0 {
-		name := m.instance(identity.CleanName(a.Name))
-		server, err := zeroconf.RegisterProxy(name, service, domain, int(a.Port), name, nil, a.txt(m.self), m.interfaces)
+		name, txt := m.instance(identity.CleanName(a.Name)), a.txt(m.self, m.next())
+		server, err := zeroconf.RegisterProxy(name, service, domain, int(a.Port), name, nil, txt, m.interfaces)
 		if err != nil {
 			m.log.Warn("cannot announce this node", "error", err)
 		} else {
@@ -176,7 +187,7 @@ func (m *mdns) announce(a Announcement) {
 				m.serves[i.Index] = true
 			}
 			// The library probes for half a second before it says anything.
-			m.say(name, a, nil)
+			m.say(name, txt, a.Port, nil)
 		}
 	}
 	if old != nil {
@@ -191,9 +202,14 @@ func (m *mdns) announce(a Announcement) {
 
 // instance returns a name that was not used before.
 func (m *mdns) instance(name string) string {
-	var random [4]byte
-	_, _ = rand.Read(random[:]) // it does not fail
-	return fmt.Sprintf("%.32s-%s-%s", name, strings.ToLower(m.self.Short()), hex.EncodeToString(random[:]))
+	return fmt.Sprintf("%.32s-%s-%s", name, strings.ToLower(m.self.Short()), random())
+}
+
+// random returns eight digits that nobody had before.
+func random() string {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // it does not fail
+	return hex.EncodeToString(b[:])
 }
 
 // goodbye tells the others that this node goes.

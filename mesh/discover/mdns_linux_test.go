@@ -41,9 +41,9 @@ func TestMain(m *testing.M) {
 
 // command is a line to a node, report one from it.
 type command struct {
-	Start, Rescan, Stop bool
-	Announce            *Announcement
-	Forge               int // answers of nodes that do not exist
+	Start, Rescan, Ask, Stop bool
+	Announce                 *Announcement
+	Forge                    int // answers of nodes that do not exist
 }
 
 type report struct {
@@ -100,6 +100,8 @@ func nodeMain(self identity.NodeID) error {
 				f.Announce(*c.Announce)
 			case c.Rescan:
 				f.Rescan()
+			case c.Ask:
+				f.Ask()
 			case c.Forge > 0:
 				if err := forge(c.Forge); err != nil {
 					return err
@@ -141,7 +143,7 @@ func forge(n int) error {
 		m.addresses[i.Name] = i.Addresses
 	}
 	for range n {
-		name, txt := m.instance("forged"), Announcement{Name: "forged", Port: 7871}.txt(forgedID())
+		name, txt := m.instance("forged"), Announcement{Name: "forged", Port: 7871}.txt(forgedID(), turn{"forged", 1})
 		m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, 7871, txt, addrs, 120) })
 		time.Sleep(time.Millisecond) // a thousand a second at most
 	}
@@ -304,14 +306,7 @@ func TestNodesFindEachOtherOnTheLAN(t *testing.T) {
 	}
 
 	pair := func(n string) func(report) bool {
-		return func(r report) bool {
-			for _, c := range r.Candidates {
-				if c.Node == b.id {
-					return c.Pair == n
-				}
-			}
-			return false
-		}
+		return func(r report) bool { return paired(r, b.id) == n }
 	}
 	b.tell(command{Announce: &Announcement{Name: "beta", OS: "linux", Port: 7872, Pair: "4711"}})
 	t.Logf("the code was seen after %v", a.until("the open code", pair("4711")))
@@ -319,6 +314,52 @@ func TestNodesFindEachOtherOnTheLAN(t *testing.T) {
 	t.Logf("its end was seen after %v", a.until("the end of the code", pair("")))
 	b.tell(command{Stop: true})
 	t.Logf("the goodbye was heard after %v", a.until("the goodbye", not(at(b.id, "lan0", "192.0.2.2"))))
+}
+
+// TestTheLastWordCounts: for a moment a node answers under its old name and its
+// new one, and who asks then may hear the old one last.
+func TestTheLastWordCounts(t *testing.T) {
+	a, b := newNode(t), newNode(t)
+	cable(a, "lan0", b, "lan0")
+	cable(a, "thunderbolt0", b, "thunderbolt0")
+	a.up("lan0", "192.0.2.1/24")
+	b.up("lan0", "192.0.2.2/24")
+	a.up("thunderbolt0")
+	b.up("thunderbolt0")
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.start(Announcement{Name: "beta", Port: 7871})
+	a.until("beta", at(b.id, "lan0", "192.0.2.2:7871"))
+	var worst time.Duration
+	for i := range 16 {
+		number := strconv.Itoa(1000 + i)
+		b.tell(command{Announce: &Announcement{Name: "beta", Port: 7871, Pair: number}})
+		time.Sleep(time.Duration(i%8) * 30 * time.Millisecond) // within and after the overlap
+		a.tell(command{Ask: true})
+		took := a.until("code "+number, func(r report) bool { return paired(r, b.id) == number })
+		worst = max(worst, took)
+		settle := time.After(2 * overlap)
+		for settled := false; !settled; {
+			select {
+			case a.last = <-a.reports:
+			case <-settle:
+				settled = true
+			}
+		}
+		if got := paired(a.last, b.id); got != number {
+			t.Errorf("round %d: after code %s, %q was believed", i, number, got)
+		}
+	}
+	t.Logf("seen after %v at most", worst)
+}
+
+// paired is the number of the code that a node shows.
+func paired(r report, id identity.NodeID) string {
+	for _, c := range r.Candidates {
+		if c.Node == id {
+			return c.Pair
+		}
+	}
+	return ""
 }
 
 func TestCableAloneIsEnough(t *testing.T) {

@@ -34,6 +34,28 @@ type said struct {
 	// instance is the name under which it was said: another one with every
 	// announcement.
 	instance string
+	// turn orders what one process said; zero of those that do not count.
+	turn turn
+}
+
+// turn is the place of an announcement among those of one process.
+type turn struct {
+	process string // other after every start
+	n       uint64 // from 1 on
+}
+
+// before reports whether t was said earlier than u, as far as that can be told.
+func (t turn) before(u turn) bool { return t.process == u.process && t.n < u.n }
+
+func (t turn) String() string { return t.process + "." + strconv.FormatUint(t.n, 10) }
+
+func parseTurn(s string) (turn, error) {
+	process, number, _ := strings.Cut(s, ".")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return turn{}, fmt.Errorf("turn of an announcement: %w", err)
+	}
+	return turn{word(process, 16), n}, nil
 }
 
 // parseSaid reads an announcement: its name, TXT strings, SRV port and addresses.
@@ -67,6 +89,8 @@ func parseSaid(instance string, txt []string, port int, ips []net.IP) (said, err
 			if s.pair = word(value, 8); strings.Trim(s.pair, "0123456789") != "" {
 				err = errors.New("a pairing number that is none")
 			}
+		case "turn":
+			s.turn, err = parseTurn(value)
 		case "bye":
 			s.bye = value == "1"
 		}
@@ -111,10 +135,10 @@ func word(s string, n int) string {
 }
 
 // txt is what this node announces.
-func (a Announcement) txt(self identity.NodeID) []string {
+func (a Announcement) txt(self identity.NodeID, at turn) []string {
 	t := []string{
 		"proto=" + strconv.Itoa(proto), "id=" + string(self), "name=" + identity.CleanName(a.Name),
-		"port=" + strconv.Itoa(int(a.Port)), "os=" + word(a.OS, 16),
+		"port=" + strconv.Itoa(int(a.Port)), "os=" + word(a.OS, 16), "turn=" + at.String(),
 	}
 	if a.Pair != "" {
 		t = append(t, "pair="+a.Pair)

@@ -18,6 +18,9 @@ const (
 	// maxPlaces bounds the addresses of a candidate after link-local ones were
 	// multiplied by the interfaces.
 	maxPlaces = 64
+	// oldFor is how long an announcement is known to be an old one when it comes
+	// after a newer one; what comes later than that is no echo, and counts.
+	oldFor = 5 * time.Second
 	// staticFor is how long a static peer counts as the node last met there.
 	staticFor = 10 * time.Minute
 )
@@ -66,6 +69,7 @@ func (c Candidate) Same(o Candidate) bool {
 type found struct {
 	said
 	seen    time.Time                    // last announcement; zero if none counts
+	saidAt  time.Time                    // when said was heard
 	heardAt map[netip.AddrPort]time.Time // announced addresses
 	metAt   map[netip.AddrPort]time.Time // where it answered
 	// heardLast is when it was last heard, however long ago; reachedAt when it
@@ -136,6 +140,16 @@ func (t *table) heard(s said, now time.Time) bool {
 	f := t.at(s.node)
 	if f == nil {
 		return false
+	}
+	if since := now.Sub(f.saidAt); s.turn.before(f.turn) && since >= 0 && since < oldFor {
+		if s.port != f.port {
+			return false
+		}
+		addrs := s.addrs // these are as good
+		s = f.said
+		s.addrs = addrs
+	} else {
+		f.saidAt = now
 	}
 	news := f.seen.IsZero() || f.name != s.name || f.os != s.os || f.proto != s.proto || f.pair != s.pair || f.port != s.port ||
 		f.instance != s.instance // it announces itself anew: it may have been started anew

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -268,12 +269,52 @@ func TestMemoryOutlivesARestart(t *testing.T) {
 	}
 }
 
+func TestWhatIsOverDoesNotCountAgain(t *testing.T) {
+	id := newID(t)
+	say := func(process string, n uint64, code, addr string) said {
+		return said{node: id, port: 1, pair: code, addrs: addrs(addr), turn: turn{process, n}}
+	}
+	for name, c := range map[string]struct {
+		then  said
+		after time.Duration
+		code  string
+	}{
+		"older, soon":               {say("a", 1, "", "192.0.2.2"), oldFor - 1, "4711"},
+		"older, late":               {say("a", 1, "", "192.0.2.2"), oldFor, ""},
+		"the clock was set back":    {say("a", 1, "", "192.0.2.2"), -time.Hour, ""},
+		"newer":                     {say("a", 3, "", "192.0.2.2"), 1, ""},
+		"the same again":            {say("a", 2, "4711", "192.0.2.2"), 1, "4711"},
+		"started anew":              {say("b", 1, "", "192.0.2.2"), 1, ""},
+		"a version without turns":   {said{node: id, port: 1, addrs: addrs("192.0.2.2")}, 1, ""},
+		"older, with other address": {say("a", 1, "", "192.0.2.3"), 1, "4711"},
+	} {
+		tab := newTable(t)
+		tab.heard(say("a", 2, "4711", "192.0.2.2"), t0)
+		tab.heard(c.then, t0.Add(c.after))
+		got := tab.candidates(nil, nil, t0)[0]
+		if got.Pair != c.code {
+			t.Errorf("%s: code %q", name, got.Pair)
+		}
+		if at := netip.AddrPortFrom(c.then.addrs[0], 1); !slices.ContainsFunc(got.Addresses, func(a Address) bool { return a.Addr == at }) {
+			t.Errorf("%s: not at %v but %v", name, at, got.Addresses)
+		}
+	}
+	// One that listens elsewhere since is not at its old port.
+	tab := newTable(t)
+	now := say("a", 2, "", "192.0.2.2")
+	now.port = 2
+	tab.heard(now, t0)
+	if tab.heard(say("a", 1, "", "192.0.2.2"), t0) || tab.candidates(nil, nil, t0)[0].Addresses[0].Addr.Port() != 2 {
+		t.Errorf("an old port: %v", tab.candidates(nil, nil, t0))
+	}
+}
+
 func TestHostileAnnouncements(t *testing.T) {
 	id := newID(t)
-	good := Announcement{Name: "alpha", OS: "linux", Port: 7871, Pair: "4711"}.txt(id)
+	good := Announcement{Name: "alpha", OS: "linux", Port: 7871, Pair: "4711"}.txt(id, turn{"0a1b2c3d", 7})
 	ips := []net.IP{net.IPv4(192, 0, 2, 1), net.IPv4(127, 0, 0, 1), net.IPv4zero, net.IPv4bcast, net.IPv4(224, 0, 0, 1), net.IPv6loopback, nil, {1, 2, 3}}
 	s, err := parseSaid("x", good, 1, ips)
-	if err != nil || s.node != id || s.name != "alpha" || s.os != "linux" || s.port != 7871 || s.pair != "4711" || s.proto != 1 || len(s.addrs) != 1 {
+	if err != nil || s.node != id || s.name != "alpha" || s.os != "linux" || s.port != 7871 || s.pair != "4711" || s.proto != 1 || s.turn != (turn{"0a1b2c3d", 7}) || len(s.addrs) != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	for name, txt := range map[string][]string{
@@ -282,6 +323,8 @@ func TestHostileAnnouncements(t *testing.T) {
 		"port":         {"id=" + string(id), "port=70000"},
 		"no port":      {"id=" + string(id), "port="},
 		"pair":         {"id=" + string(id), "port=1", "pair=\x1b[2J"},
+		"turn":         {"id=" + string(id), "port=1", "turn=x"},
+		"turn below 0": {"id=" + string(id), "port=1", "turn=x.-1"},
 		"proto":        {"id=" + string(id), "port=1", "proto=-1"},
 		"long string":  {"id=" + string(id), strings.Repeat("x", 300)},
 		"many strings": make([]string, 100),
@@ -298,7 +341,7 @@ func TestHostileAnnouncements(t *testing.T) {
 
 func FuzzParseSaid(f *testing.F) {
 	id := newID(f)
-	f.Add("alpha", strings.Join(Announcement{Name: "a", Port: 1}.txt(id), "\n"), 1, []byte{192, 0, 2, 1})
+	f.Add("alpha", strings.Join(Announcement{Name: "a", Port: 1}.txt(id, turn{"a", 1}), "\n"), 1, []byte{192, 0, 2, 1})
 	f.Add("\x1b", "id="+string(id)+"\nbye=1", -1, []byte{})
 	f.Add("", "pair=1\nproto=\nport=0x", 1<<40, make([]byte, 16))
 	f.Fuzz(func(t *testing.T, instance, txt string, port int, ip []byte) {
