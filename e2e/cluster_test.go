@@ -227,6 +227,12 @@ func brief(s *v1.ClusterState) string {
 	}
 	for _, l := range s.GetLinks() {
 		fmt.Fprintf(&b, "\n  link %s/%s-%s/%s %s %s %s (%s)", l.A.GetNodeName(), l.A.GetPort(), l.B.GetNodeName(), l.B.GetPort(), l.State, l.A.GetAddress(), l.Evidence, l.Reason)
+		if l.Flaps > 0 || len(l.FlapHistory) > 0 {
+			fmt.Fprintf(&b, ", %d flaps", l.Flaps)
+		}
+		for _, f := range l.FlapHistory {
+			fmt.Fprintf(&b, "\n    went down %s, back %s, seen by %s: %s", f.DownAt.AsTime().Format(time.TimeOnly+".000"), f.BackAt.AsTime().Format(time.TimeOnly+".000"), f.SeenBy, f.Reason)
+		}
 	}
 	for _, t := range s.GetTransfers() {
 		fmt.Fprintf(&b, "\n  transfer %s %s %s %v", t.Id, t.State, t.Destination, t.Error)

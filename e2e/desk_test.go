@@ -217,7 +217,7 @@ func flapsRemembered(c *cluster) {
 	// Both ends' agents begin anew; what was measured and what happened stays.
 	for _, n := range []string{"beta", "gamma"} {
 		// It is on disk after two seconds at most.
-		c.run(n, "sh", "-c", "for i in $(seq 600); do grep -q '\"back\".*\"back\"' /var/lib/tbcluster/agent/link-history.json && exit; sleep 0.1; done; exit 1")
+		c.run(n, "sh", "-c", "for i in $(seq 600); do grep -Eq '\"flaps\":\\[[^]]*\"back\"[^]]*\"back\"' /var/lib/tbcluster/agent/link-history.json && exit; sleep 0.1; done; exit 1")
 		c.must(c.lab.Kill(ctx, n, true))
 	}
 	for _, n := range []string{"beta", "gamma"} {
