@@ -13,6 +13,7 @@ import (
 
 	"tbcluster/api/fault"
 	"tbcluster/host/frame"
+	"tbcluster/host/proc"
 )
 
 // Descriptors of an init.
@@ -27,8 +28,14 @@ type machine struct {
 	reaper *reaper
 	setup  *setup
 
-	mu      sync.Mutex
-	running bool // the boot command
+	mu     sync.Mutex
+	booted *bootProcess // the boot command; nil when none runs
+}
+
+// bootProcess is a boot command that was started.
+type bootProcess struct {
+	pid   int
+	noted chan struct{} // closed when it has ended and everybody was told
 }
 
 // InitMain is `tbcluster lab-init`: process 1 of a node. The keeper starts it;
@@ -102,8 +109,15 @@ func (m *machine) bootCommand() (int, error) {
 	defer m.mu.Unlock()
 	argv := m.setup.Boot
 	what := "start the boot command of " + m.setup.Name
-	if m.running {
-		return 0, fault.Newf(fault.NodeInUse, "end it first", "the boot command of %s is running", m.setup.Name)
+	for m.booted != nil {
+		last := m.booted
+		if st, err := proc.Stat(last.pid); err == nil && !st.Zombie {
+			return 0, fault.Newf(fault.NodeInUse, "end it first", "the boot command of %s is running", m.setup.Name)
+		}
+		// It has ended, and that is being noted.
+		m.mu.Unlock()
+		<-last.noted
+		m.mu.Lock()
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -121,15 +135,18 @@ func (m *machine) bootCommand() (int, error) {
 	if err != nil {
 		return 0, failed(what, err, "see the node's console.log")
 	}
-	m.running = true
+	noted := make(chan struct{})
+	m.booted = &bootProcess{pid: pid, noted: noted}
 	go func() {
 		_, words := exitStatus(<-ended)
 		fmt.Fprintf(os.Stderr, "lab-init: %s: %s\n", argv[0], words)
-		m.mu.Lock()
-		m.running = false
-		m.mu.Unlock()
+		// Before the next can start, so that it is not taken for that one's end.
 		// Without a keeper there is nobody to tell, and soon no node either.
 		_ = m.keeper.Send(news{Exit: words})
+		m.mu.Lock()
+		m.booted = nil
+		m.mu.Unlock()
+		close(noted)
 	}()
 	return pid, nil
 }
