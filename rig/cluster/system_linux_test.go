@@ -385,9 +385,12 @@ func TestSystemd(t *testing.T) {
 func before(s *system) {
 	s.until("systemd to be up", `systemctl is-system-running --wait | grep -x running`)
 	s.sh("useradd -m -s /bin/bash ada; useradd -m -s /bin/bash bob; mkdir -p " + dataDir + "; mount -o ro LABEL=" + rig.DataLabel + " " + dataDir)
-	// The other end is up, as it will be: no carrier comes or goes.
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
+	if err := s.r.Settle(ctx); err != nil { // the host without systemd boots sooner
+		s.t.Fatal(err)
+	}
+	// The other end is up, as it will be: no carrier comes or goes.
 	if _, err := s.b.Run(ctx, "ip", "link", "set", "thunderbolt0", "up"); err != nil {
 		s.t.Fatal(err)
 	}
