@@ -141,13 +141,11 @@ func (t *table) heard(s said, now time.Time) bool {
 	if f == nil {
 		return false
 	}
+	addrs, port := s.addrs, s.port
 	if since := now.Sub(f.saidAt); s.turn.before(f.turn) && since >= 0 && since < oldFor {
-		if s.port != f.port {
-			return false
-		}
-		addrs := s.addrs // these are as good
+		// Where it listens may be tried all the same: who forges a later turn shall
+		// not hide that.
 		s = f.said
-		s.addrs = addrs
 	} else {
 		f.saidAt = now
 	}
@@ -156,11 +154,10 @@ func (t *table) heard(s said, now time.Time) bool {
 	if f.port != s.port {
 		clear(f.heardAt) // it listens elsewhere now
 	}
-	addrs := s.addrs
 	s.addrs = nil
 	f.said, f.seen, f.heardLast = s, now, now
 	for _, a := range addrs {
-		place := netip.AddrPortFrom(a, s.port)
+		place := netip.AddrPortFrom(a, port)
 		if _, ok := f.heardAt[place]; !ok {
 			news = true
 			if len(f.heardAt) >= maxAddresses {
