@@ -130,8 +130,12 @@ func (a *Agent) heard(now time.Time, nodes []*v1.Node) map[string]doctor.Heard {
 	out := map[string]doctor.Heard{}
 	for _, c := range a.finder.Candidates() {
 		n := apart[string(c.Node)]
-		// An announcement of before it went down, or of long ago, says nothing.
-		if n == nil || len(c.Addresses) == 0 || now.Sub(c.Seen) > announcedWithin || c.Seen.Before(n.StateSince.AsTime()) {
+		if n == nil || len(c.Addresses) == 0 {
+			continue
+		}
+		// An announcement of before it went down, or of long ago, says nothing. One
+		// that is later than now is of before the clock was set back.
+		if down := n.StateSince.AsTime(); now.Sub(c.Seen) > a.finder.AskedWithin() || c.Seen.Before(down) && !down.After(now) {
 			continue
 		}
 		at := c.Addresses[0].Addr
@@ -147,10 +151,6 @@ func (a *Agent) heard(now time.Time, nodes []*v1.Node) map[string]doctor.Heard {
 	}
 	return out
 }
-
-// announcedWithin is how old an announcement may be: nodes are asked for every
-// ten seconds.
-const announcedWithin = 25 * time.Second
 
 func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 	a.examining.Lock()

@@ -276,6 +276,8 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case <-found:
 			news = a.foundNews()
 		case <-slow.C:
+			// The picture may be the same for longer than what was met is so.
+			a.noteMet(a.member.Snapshot())
 			news = a.ownNews(ctx)
 			slow.Reset(beat.Until(ownEvery(int(a.others.Load()))))
 		}
@@ -338,7 +340,7 @@ func (a *Agent) foundNews() bool {
 // ownEvery is how often a node among n others looks at what changes of itself
 // without a word.
 func ownEvery(n int) time.Duration {
-	return max(2*time.Second, time.Duration(n)*time.Second/8)
+	return min(max(2*time.Second, time.Duration(n)*time.Second/8), discover.ReachedGap*2/3)
 }
 
 func (a *Agent) reconcile(ctx context.Context) {

@@ -121,10 +121,15 @@ func printable(s string) string {
 	}, s)
 }
 
-// age is for how long something has been so; 0 where that is unknown.
-func age(f Facts, since *timestamppb.Timestamp) time.Duration {
-	if since == nil || f.Now.IsZero() {
+// age is for how long a link has been in its state; 0 where that is unknown.
+func age(f Facts, l *tbclusterv1.Link) time.Duration {
+	if l.GetStateSince() == nil || f.Now.IsZero() {
 		return 0
 	}
-	return f.Now.Sub(since.AsTime())
+	d := f.Now.Sub(l.GetStateSince().AsTime())
+	if d < 0 {
+		// An end whose clock is ahead has said so.
+		d += max(f.ClockOffsets[l.GetA().GetNodeId()], f.ClockOffsets[l.GetB().GetNodeId()], 0)
+	}
+	return max(d, 0)
 }

@@ -157,7 +157,7 @@ func noneFree(l *tbclusterv1.Link) bool {
 
 func checkLinkNoAddress(f Facts) []seen {
 	return f.links(func(l *tbclusterv1.Link, _ *tbclusterv1.LinkEnd) (string, map[string]string) {
-		if !noneFree(l) || l.GetState() != tbclusterv1.LinkState_LINK_STATE_CABLED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter {
+		if !noneFree(l) || l.GetState() != tbclusterv1.LinkState_LINK_STATE_CABLED || !f.both(l) || age(f, l) < stuckAfter {
 			return "", nil
 		}
 		return l.GetReason(), nil
@@ -173,10 +173,10 @@ func checkLinkStuck(f Facts) []seen {
 		if noneFree(l) { // link-without-address says why
 			return "", nil
 		}
-		if s != tbclusterv1.LinkState_LINK_STATE_CABLED && s != tbclusterv1.LinkState_LINK_STATE_ADDRESSED || !f.both(l) || age(f, l.GetStateSince()) < stuckAfter || f.walled(l) {
+		if s != tbclusterv1.LinkState_LINK_STATE_CABLED && s != tbclusterv1.LinkState_LINK_STATE_ADDRESSED || !f.both(l) || age(f, l) < stuckAfter || f.walled(l) {
 			return "", nil
 		}
-		return strings.Trim(fmt.Sprintf("%s for %v; %s", l.GetEvidence(), age(f, l.GetStateSince()).Round(time.Second), l.GetReason()), "; "), nil
+		return strings.Trim(fmt.Sprintf("%s for %v; %s", l.GetEvidence(), age(f, l).Round(time.Second), l.GetReason()), "; "), nil
 	})
 }
 
@@ -332,7 +332,7 @@ func (f Facts) Suspicious(l *tbclusterv1.Link) bool {
 	s := l.GetState()
 	return (s == tbclusterv1.LinkState_LINK_STATE_ADDRESSED || s == tbclusterv1.LinkState_LINK_STATE_DOWN) &&
 		l.GetA().GetAddress() != "" && l.GetB().GetAddress() != "" && f.alive(l.GetA().GetNodeId()) && f.alive(l.GetB().GetNodeId()) &&
-		age(f, l.GetStateSince()) >= silentFor
+		age(f, l) >= silentFor
 }
 
 // alive reports whether a node is up, or announces itself at least.

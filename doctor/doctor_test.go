@@ -187,6 +187,32 @@ func TestAClockThatIsWrongByDaysIsSaidInDays(t *testing.T) {
 	}
 }
 
+// A link is in its state since the later of what both ends say, each by its own
+// clock.
+func TestAClockThatIsAheadHidesNoLinkThatIsStuck(t *testing.T) {
+	const ahead = 48 * time.Hour
+	for _, c := range []struct {
+		since, offset time.Duration // of the link's state before now, of beta's clock
+		found         bool
+	}{
+		{time.Hour, 0, true},
+		{time.Hour, -ahead, true},
+		{time.Hour - ahead, ahead, true},
+		{0, 0, false},
+		{-ahead, ahead, false},
+		{-40 * time.Millisecond, 40 * time.Millisecond, false},
+	} {
+		f := healthy()
+		provocations["link-not-proven"].ill(&f)
+		f.Links[0].StateSince = timestamppb.New(now.Add(-c.since))
+		f.ClockOffsets["bbb"] = c.offset
+		found := slices.ContainsFunc(Check(f), func(x *tbclusterv1.Finding) bool { return x.GetCode() == "link-not-proven" })
+		if found != c.found {
+			t.Errorf("since %v, beta %v ahead: found %v", c.since, c.offset, found)
+		}
+	}
+}
+
 func TestAManagerOfAnInterfaceWithoutAddressIsNoFinding(t *testing.T) {
 	f := healthy()
 	f.Network.Interfaces[0].ManagedBy = "NetworkManager"

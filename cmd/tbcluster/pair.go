@@ -331,7 +331,11 @@ func pairJoin(ctx context.Context, o *pairOptions, c *client) error {
 	if err := vouch(ctx, c, o.as); err != nil {
 		return err
 	}
-	found := waiting(o.g, "looking for the node that shows this code")
+	what := "looking for the node that shows this code, and pairing with it"
+	if o.address != "" {
+		what = "pairing with " + o.address
+	}
+	found := waiting(o.g, what)
 	resp, err := c.pairing.Join(ctx, &tbv1.JoinRequest{Code: o.code, Address: o.address, LocalUser: o.as})
 	found()
 	if err != nil {

@@ -365,7 +365,10 @@ func unsettled(s *tbv1.ClusterState, now time.Time) string {
 	}
 	since := map[string]time.Time{} // nodes that are up
 	var came time.Time              // the last of the others
-	late := func(t time.Time, within time.Duration) bool { return now.Sub(t) < within }
+	late := func(t time.Time, within time.Duration) bool {
+		d := now.Sub(t)
+		return d >= 0 && d < within // what is to come is of before the clock was set back
+	}
 	for _, n := range s.GetNodes() {
 		switch {
 		case n.GetSelf():

@@ -150,6 +150,7 @@ func TestUpWaitsForWhatMayOnlyBeLate(t *testing.T) {
 		{"no state yet", func(s *tbv1.ClusterState) { s.Nodes, s.Links = nil, nil }, "only just started"},
 		{"the other is down, one cable to a stranger", func(*tbv1.ClusterState) {}, ""},
 		{"it just came, and has told of no cable", func(s *tbv1.ClusterState) { up(s, time.Second/2); s.Links = nil }, "beta has only just come"},
+		{"it came before the clock was set back", func(s *tbv1.ClusterState) { up(s, -48*time.Hour); s.Links = nil }, ""},
 		{"it came a while ago and has none", func(s *tbv1.ClusterState) { up(s, 2*time.Second); s.Links = nil }, ""},
 		{"listed as down from before it came", func(s *tbv1.ClusterState) { started(s, time.Hour); up(s, 2*time.Second); down(s) }, "is down"},
 		{"listed as down from before this one came", func(s *tbv1.ClusterState) { started(s, 2*time.Second); up(s, time.Hour); down(s) }, "is down"},

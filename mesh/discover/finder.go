@@ -178,6 +178,10 @@ func (f *Finder) Rescan() { signal(f.rescan) }
 // waits for an answer.
 func (f *Finder) Ask() { signal(f.ask) }
 
+// AskedWithin is how old the last announcement of a node is at most that still
+// announces itself, also where one was lost: it grows with the number of nodes.
+func (f *Finder) AskedWithin() time.Duration { return f.browseFor() * 5 / 2 }
+
 // Met remembers that node answered at addr.
 func (f *Finder) Met(node identity.NodeID, addr netip.AddrPort) {
 	f.mu.Lock()

@@ -45,17 +45,20 @@ type turn struct {
 }
 
 // before reports whether t was said earlier than u, as far as that can be told.
-func (t turn) before(u turn) bool { return t.process == u.process && t.n < u.n }
+func (t turn) before(u turn) bool {
+	return t.process != "" && t.process == u.process && t.n < u.n
+}
 
 func (t turn) String() string { return t.process + "." + strconv.FormatUint(t.n, 10) }
 
-func parseTurn(s string) (turn, error) {
+// parseTurn reads a turn; one that is none, or of a newer version, orders nothing.
+func parseTurn(s string) turn {
 	process, number, _ := strings.Cut(s, ".")
 	n, err := strconv.ParseUint(number, 10, 64)
 	if err != nil {
-		return turn{}, fmt.Errorf("turn of an announcement: %w", err)
+		return turn{}
 	}
-	return turn{word(process, 16), n}, nil
+	return turn{word(process, 16), n}
 }
 
 // parseSaid reads an announcement: its name, TXT strings, SRV port and addresses.
@@ -90,7 +93,7 @@ func parseSaid(instance string, txt []string, port int, ips []net.IP) (said, err
 				err = errors.New("a pairing number that is none")
 			}
 		case "turn":
-			s.turn, err = parseTurn(value)
+			s.turn = parseTurn(value)
 		case "bye":
 			s.bye = value == "1"
 		}

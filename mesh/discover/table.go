@@ -143,9 +143,11 @@ func (t *table) heard(s said, now time.Time) bool {
 	}
 	addrs, port := s.addrs, s.port
 	if since := now.Sub(f.saidAt); s.turn.before(f.turn) && since >= 0 && since < oldFor {
-		// Where it listens may be tried all the same: who forges a later turn shall
-		// not hide that.
+		// Where it listens, and with which code, may be tried all the same: who forges
+		// a later turn shall not hide that.
+		code := s.pair
 		s = f.said
+		s.pair = cmp.Or(s.pair, code)
 	} else {
 		f.saidAt = now
 	}
@@ -196,9 +198,9 @@ func (t *table) browseFor() time.Duration {
 // goneAfter is how long a node may say nothing before it counts as gone.
 func (t *table) goneAfter() time.Duration { return goneAfter*t.browseFor() + browseFor/2 }
 
-// reachedGap is how long a node may not be in reach without that being a new
-// beginning.
-const reachedGap = 15 * time.Second
+// ReachedGap is how long Reached may say nothing of a node without that being a
+// new beginning.
+const ReachedGap = 15 * time.Second
 
 // reached notes that what a node announces should be heard.
 func (t *table) reached(node identity.NodeID, now time.Time) {
@@ -209,7 +211,7 @@ func (t *table) reached(node identity.NodeID, now time.Time) {
 	if f == nil {
 		return
 	}
-	if now.Sub(f.reachedAt) > reachedGap || now.Before(f.reachedAt) {
+	if now.Sub(f.reachedAt) > ReachedGap || now.Before(f.reachedAt) {
 		f.reachedSince = now
 	}
 	f.reachedAt = now
@@ -220,7 +222,7 @@ func (t *table) unheard(now time.Time) []identity.NodeID {
 	long := t.goneAfter()
 	var list []identity.NodeID
 	for id, f := range t.nodes {
-		if now.Sub(f.reachedAt) <= reachedGap && now.Sub(f.reachedSince) > long && now.Sub(f.heardLast) > long {
+		if now.Sub(f.reachedAt) <= ReachedGap && now.Sub(f.reachedSince) > long && now.Sub(f.heardLast) > long {
 			list = append(list, id)
 		}
 	}
@@ -241,7 +243,7 @@ func (t *table) expire(now time.Time) (news bool) {
 		if !f.seen.IsZero() && now.Sub(f.seen) > gone {
 			f.seen, f.pair, news = time.Time{}, "", true
 		}
-		if now.Sub(f.reachedAt) > reachedGap {
+		if now.Sub(f.reachedAt) > ReachedGap {
 			t.tidy(f)
 		}
 	}

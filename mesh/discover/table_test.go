@@ -300,14 +300,22 @@ func TestWhatIsOverDoesNotCountAgain(t *testing.T) {
 			t.Errorf("%s: not at %v but %v", name, at, got.Addresses)
 		}
 	}
-	// Who forges a later turn does not hide where a node listens.
+	// Who forges a later turn, again and again, hides neither where a node listens
+	// nor that it shows a code.
 	tab := newTable(t)
-	forged := say("a", math.MaxUint64, "", "192.0.2.66")
-	forged.port = 6
-	tab.heard(forged, t0)
-	real := netip.MustParseAddrPort("192.0.2.2:1")
-	if !tab.heard(say("a", 1, "", "192.0.2.2"), t0) || !slices.ContainsFunc(tab.candidates(nil, nil, t0)[0].Addresses, func(a Address) bool { return a.Addr == real }) {
-		t.Errorf("hidden: %v", tab.candidates(nil, nil, t0))
+	now := t0
+	for range 10 {
+		forged := say("a", math.MaxUint64, "", "192.0.2.66")
+		forged.port = 6
+		tab.heard(forged, now)
+		now = now.Add(oldFor - time.Second)
+		if !tab.heard(say("a", 1, "4711", "192.0.2.2"), now) {
+			t.Error("what a node says itself is no news")
+		}
+		c := tab.candidates(nil, nil, now)[0]
+		if real := netip.MustParseAddrPort("192.0.2.2:1"); c.Pair != "4711" || !slices.ContainsFunc(c.Addresses, func(a Address) bool { return a.Addr == real }) {
+			t.Fatalf("hidden: %+v", c)
+		}
 	}
 }
 
@@ -325,8 +333,6 @@ func TestHostileAnnouncements(t *testing.T) {
 		"port":         {"id=" + string(id), "port=70000"},
 		"no port":      {"id=" + string(id), "port="},
 		"pair":         {"id=" + string(id), "port=1", "pair=\x1b[2J"},
-		"turn":         {"id=" + string(id), "port=1", "turn=x"},
-		"turn below 0": {"id=" + string(id), "port=1", "turn=x.-1"},
 		"proto":        {"id=" + string(id), "port=1", "proto=-1"},
 		"long string":  {"id=" + string(id), strings.Repeat("x", 300)},
 		"many strings": make([]string, 100),
@@ -338,6 +344,16 @@ func TestHostileAnnouncements(t *testing.T) {
 	s, err = parseSaid("\x1b]0;x\a", []string{"id=" + string(id), "name=\x1b[31mRed\x00", "os=\x1b" + strings.Repeat("y", 100), "future=1"}, 5, nil)
 	if err != nil || s.name != "31mred" || len(s.os) > 16 || strings.ContainsAny(s.name+s.os+s.instance, "\x1b\x00\a") {
 		t.Fatalf("%+v, %v", s, err)
+	}
+}
+
+func TestATurnThatIsNoneOrdersNothing(t *testing.T) {
+	id := newID(t)
+	for _, text := range []string{"x", "x.-1", ".5", "", "x.18446744073709551616", "later version"} {
+		s, err := parseSaid("x", []string{"id=" + string(id), "turn=" + text}, 1, nil)
+		if err != nil || s.turn.before(turn{s.turn.process, s.turn.n + 1}) {
+			t.Errorf("%q: %+v, %v", text, s.turn, err)
+		}
 	}
 }
 
