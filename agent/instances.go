@@ -132,8 +132,8 @@ func (m rankMachine) AddressTo(_ context.Context, node string) (netip.Addr, stri
 }
 
 // CloseToLAN makes sure that only our cables reach an address.
-func (m rankMachine) CloseToLAN(_ context.Context, addr netip.Addr, insecure bool) error {
-	active, why := m.a.address.FilterActive()
+func (m rankMachine) CloseToLAN(ctx context.Context, addr netip.Addr, insecure bool) error {
+	active, why := m.a.address.CheckFilter(ctx)
 	if active || insecure {
 		return nil
 	}

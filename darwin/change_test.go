@@ -211,6 +211,24 @@ block drop in quick from any to { 198.18.3.1, fd77::1 } label "tbcluster-token-1
 	}
 }
 
+func TestRulesThatSomebodyRemovedAreMissed(t *testing.T) {
+	r := machine(t)
+	h := New(Options{Runner: r})
+	look := func(what string, there bool) {
+		t.Helper()
+		if lacks, err := h.Lacks(t.Context(), filter); err != nil || (lacks == "") != there {
+			t.Errorf("%s: %q, %v", what, lacks, err)
+		}
+	}
+	look("before they are loaded", false)
+	if err := h.Apply(t.Context(), filter); err != nil {
+		t.Fatal(err)
+	}
+	look("when they are loaded", true)
+	r.answers["pfctl -a com.apple/tbcluster -s rules"] = ""
+	look("when they are flushed", false)
+}
+
 func FuzzProfile(f *testing.F) {
 	for _, name := range []string{"mbp_a_rdma_off", "mbp_b_rdma_on", "peer_behind_hub", "mesh3_studio"} {
 		f.Add([]byte(file(f, "system_profiler_tb_"+name+".json")))

@@ -113,6 +113,21 @@ func (m *mac) setFilter(ctx context.Context, c host.Change) error {
 	return nil
 }
 
+// Lacks implements host.Host: our rules are there where their label is.
+func (m *mac) Lacks(ctx context.Context, c host.Change) (string, error) {
+	if c.Kind != host.ChangeFilter || len(c.Addresses) == 0 {
+		return "", nil
+	}
+	rules, err := m.run.Run(ctx, "pfctl", "-a", anchor, "-s", "rules")
+	if err != nil {
+		return "", err
+	}
+	if parseLabel(string(rules)) == "" {
+		return "the anchor " + anchor + " has no rules of ours", nil
+	}
+	return "", nil
+}
+
 func (m *mac) removeFilter(ctx context.Context) error {
 	rules, err := m.run.Run(ctx, "pfctl", "-a", anchor, "-s", "rules")
 	if err != nil {

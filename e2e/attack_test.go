@@ -50,6 +50,7 @@ func TestAttack(t *testing.T) {
 		run  func(c *cluster, model string)
 	}{
 		{"a LAN host routes to a link address", routeToLink},
+		{"somebody removes the packet filter", filterRemoved},
 		{"a web page asks the gateway", webPage},
 		{"a machine that has not paired", stranger},
 		{"a user who is no owner", noOwner},
@@ -184,6 +185,46 @@ func routeToLink(c *cluster, model string) {
 	if to := netip.AddrPortFrom(unguarded, 7871); !c.reaches("lan", to, open) {
 		c.t.Errorf("a LAN host does not even reach %s", to)
 	}
+}
+
+// filterRemoved: who removes all rules of a node, as a restart of nftables.service
+// does, opens its link addresses to the LAN for moments only.
+func filterRemoved(c *cluster, _ string) {
+	l := between(c.until("alpha", "the cable", func(s *v1.ClusterState) bool { return between(s, "alpha", "beta").GetState() == proven }), "alpha", "beta")
+	end := l.A
+	if l.B.NodeName == "alpha" {
+		end = l.B
+	}
+	prefix, err := netip.ParsePrefix(end.Address)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	to := netip.AddrPortFrom(prefix.Addr(), 7871) // its control port listens at every address
+	c.run("lan", "ip", "route", "replace", to.Addr().String()+"/32", "via", c.addresses("alpha", "eth0")[0].String())
+	if c.reaches("lan", to, shut) {
+		c.t.Errorf("a LAN host reaches %s before anybody did anything", to)
+	}
+	set := c.run("alpha", "nft", "-s", "list", "table", "inet", "tbcluster")
+	c.run("alpha", "nft", "flush", "ruleset")
+	var now string
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) { // the kernel tells only root
+		if now, err = c.tryRun("alpha", "nft", "-s", "list", "table", "inet", "tbcluster"); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			c.t.Fatalf("the packet filter of alpha is not put back: %v\n%s", err, now)
+		}
+	}
+	if now != set {
+		c.t.Errorf("the packet filter was\n%s\nand is now\n%s", set, now)
+	}
+	if c.reaches("lan", to, shut) {
+		c.t.Errorf("a LAN host reaches %s after the packet filter was removed and put back", to)
+	}
+	if !c.reaches("beta", to, open) {
+		c.t.Errorf("beta does not reach %s over the cable", to)
+	}
+	c.findings("alpha", "alpha", "a closed LAN", none("filter-inactive"))
 }
 
 // webPage: what a browser sends for a page of somebody else is refused.

@@ -32,6 +32,9 @@ type Host interface {
 	Apply(ctx context.Context, c Change) error
 	// Revert undoes one change that Apply made; what is already gone is no error.
 	Revert(ctx context.Context, c Change) error
+	// Lacks tells in words what is not there any more, or not as it was set, of a
+	// ChangeFilter that Apply made; "" if nothing. Of other kinds it says nothing.
+	Lacks(ctx context.Context, c Change) (string, error)
 	// Commands returns the commands with which a person makes the change.
 	Commands(c Change) []string
 }

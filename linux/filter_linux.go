@@ -2,10 +2,12 @@ package linux
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/nftables"
@@ -153,4 +155,149 @@ func addressElements(list []netip.Addr) []nftables.SetElement {
 		e = append(e, nftables.SetElement{Key: a.AsSlice()})
 	}
 	return e
+}
+
+// seenFilter is what was found as it was set, and the generation of the kernel's
+// rules then: as long as nobody changes any rule, there is nothing to list.
+type seenFilter struct {
+	mu         sync.Mutex
+	generation uint32 // 0 if nothing was seen
+	change     host.Change
+}
+
+// Lacks implements host.Host.
+func (m *machine) Lacks(_ context.Context, c host.Change) (string, error) {
+	if c.Kind != host.ChangeFilter {
+		return "", nil
+	}
+	m.seen.mu.Lock()
+	defer m.seen.mu.Unlock()
+	now, err := rulesGeneration()
+	if err != nil {
+		return "", fmt.Errorf("generation of packet filters: %w", err)
+	}
+	was := m.seen.change
+	if m.seen.generation == now && slices.Equal(was.Addresses, c.Addresses) && slices.Equal(was.Interfaces, c.Interfaces) && slices.Equal(was.Forwarders, c.Forwarders) {
+		return "", nil
+	}
+	m.seen.generation = 0
+	lacks, err := lacksFilter(c)
+	if err != nil {
+		return "", fmt.Errorf("packet filter: %w", err)
+	}
+	if lacks == "" { // a later change has another generation
+		m.seen.generation, m.seen.change = now, c
+	}
+	return lacks, nil
+}
+
+// rulesGeneration is the number that the kernel gives to all rules of nftables as
+// they are now; it has another after each change.
+func rulesGeneration() (generation uint32, err error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if err := conn.SetDeadline(time.Now().Add(filterTimeout)); err != nil {
+		return 0, err
+	}
+	const header = 4 // of every message of netfilter
+	answers, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+		Data:   make([]byte, header),
+	})
+	if err != nil {
+		return 0, err
+	}
+	for _, a := range answers {
+		if len(a.Data) < header {
+			continue
+		}
+		attributes, err := netlink.NewAttributeDecoder(a.Data[header:])
+		if err != nil {
+			return 0, err
+		}
+		attributes.ByteOrder = binary.BigEndian
+		for attributes.Next() {
+			if attributes.Type() == unix.NFTA_GEN_ID {
+				generation = attributes.Uint32()
+			}
+		}
+		if err := attributes.Err(); err != nil {
+			return 0, err
+		}
+	}
+	if generation == 0 {
+		return 0, errors.New("the kernel did not say it")
+	}
+	return generation, nil
+}
+
+// lacksFilter compares the table with what setFilter makes: its flags, chains,
+// how many rules they have, and what is in its sets.
+func lacksFilter(c host.Change) (string, error) {
+	conn, err := filterConn()
+	if err != nil {
+		return "", err
+	}
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName })
+	if i < 0 {
+		return "the nftables table inet " + tableName + " is not there", nil
+	}
+	table := tables[i]
+	if table.Flags != 0 {
+		return "the nftables table inet " + tableName + " has flags, and may be dormant", nil
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return "", err
+	}
+	four, six := split(c.Addresses)
+	rules := map[string]int{"prerouting": 4}
+	sets := map[string][]nftables.SetElement{
+		"interfaces": nameElements(sortedSet(c.Interfaces)), "addresses4": addressElements(four), "addresses6": addressElements(six),
+	}
+	if len(c.Forwarders) > 0 {
+		rules["forward"] = 1
+		sets["forwarders"] = nameElements(sortedSet(c.Forwarders))
+	}
+	hooks := map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "forward": nftables.ChainHookForward}
+	for name, n := range rules {
+		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name == tableName && c.Name == name })
+		if i < 0 || chains[i].Hooknum == nil || *chains[i].Hooknum != *hooks[name] {
+			return "the chain " + name + " is not there", nil
+		}
+		have, err := conn.GetRules(table, chains[i])
+		if err != nil {
+			return "", fmt.Errorf("chain %s: %w", name, err)
+		}
+		if len(have) != n {
+			return fmt.Sprintf("the chain %s has %d rules, and was set with %d", name, len(have), n), nil
+		}
+	}
+	for name, want := range sets {
+		have, err := conn.GetSetElements(&nftables.Set{Table: table, Name: name})
+		if err != nil {
+			return "", fmt.Errorf("set %s: %w", name, err)
+		}
+		if !slices.Equal(keys(have), keys(want)) {
+			return "the set " + name + " has not what was put into it", nil
+		}
+	}
+	return "", nil
+}
+
+// keys returns the keys of elements, sorted, each once.
+func keys(elements []nftables.SetElement) []string {
+	var out []string
+	for _, e := range elements {
+		out = append(out, string(e.Key))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -145,6 +146,62 @@ func TestALANHostWithAHandMadeRouteReachesNothing(t *testing.T) {
 	mustReach(t, "over the cable, IPv6", neighbour, "[fd77::1]:7000")
 	mustReach(t, "from the node itself", own, "10.77.0.1:7000")
 	mustReach(t, "what is none of ours, from the LAN", lan, "192.0.2.1:7000")
+}
+
+// lacks fails the test unless what is said of the filter has the words, or
+// nothing is said where there are none.
+func lacks(t *testing.T, what string, h host.Host, filter host.Change, words string) {
+	t.Helper()
+	got, err := h.Lacks(t.Context(), filter)
+	if err != nil || words == "" && got != "" || !strings.Contains(got, words) {
+		t.Errorf("%s: %q, %v; want %q", what, got, err, words)
+	}
+}
+
+func TestWhatSomebodyDidToTheFilterIsSeen(t *testing.T) {
+	own, _, lan := desk(t)
+	h := New(Options{SysfsRoot: t.TempDir()})
+	filter := host.Change{
+		Kind: host.ChangeFilter, Interfaces: []string{"cable", "thunderbolt7"}, Forwarders: []string{"cable"},
+		Addresses: []netip.Addr{addr("10.77.0.1"), addr("10.77.0.2"), addr("fd77::1")},
+	}
+	for i := range 300 { // more than one message of elements
+		filter.Addresses = append(filter.Addresses, netip.AddrFrom4([4]byte{10, 77, 9, byte(i)}), netip.AddrFrom4([4]byte{10, 77, 8, byte(i)}))
+	}
+	lacks(t, "before it is set", h, filter, "is not there")
+	table := "inet " + tableName
+	for _, x := range []struct{ does, words string }{
+		{"flush ruleset", "is not there"},
+		{"delete table " + table, "is not there"},
+		{"add table " + table + " { flags dormant; }", "dormant"},
+		{"flush chain " + table + " prerouting", "0 rules"},
+		{"insert rule " + table + " prerouting accept", "5 rules"},
+		{"delete element " + table + " addresses4 { 10.77.0.1 }", "addresses4"},
+		{"add element " + table + " interfaces { \"lan0\" }", "interfaces"},
+		{"flush chain " + table + " forward", "forward"},
+	} {
+		if err := h.Apply(t.Context(), filter); err != nil {
+			t.Fatal(err)
+		}
+		lacks(t, "when it was set", h, filter, "")
+		lacks(t, "once more", h, filter, "")
+		own.Run("nft", "add", "table", "inet", "mine") // of somebody else
+		lacks(t, "after another table", h, filter, "")
+		lacks(t, "of another filter", h, host.Change{Kind: host.ChangeFilter, Addresses: filter.Addresses}, "interfaces")
+		own.Run("nft", x.does)
+		lacks(t, x.does, h, filter, x.words)
+		lacks(t, x.does+", once more", h, filter, x.words)
+	}
+	if err := h.Apply(t.Context(), filter); err != nil {
+		t.Fatal(err)
+	}
+	lacks(t, "set again", h, filter, "")
+	mustDrop(t, "from the LAN", own, lan, "10.77.0.1:7000")
+	lacks(t, "after it dropped something", h, filter, "")
+	if err := h.Revert(t.Context(), filter); err != nil {
+		t.Fatal(err)
+	}
+	own.Run("nft", "flush", "ruleset")
 }
 
 func TestWhatIsForwardedIsDroppedToo(t *testing.T) {

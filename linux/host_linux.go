@@ -20,6 +20,7 @@ type machine struct {
 	seeker *seeker
 	// changing is held while something is changed: a change looks first.
 	changing sync.Mutex
+	seen     seenFilter
 }
 
 func newHost(o Options) host.Host {

@@ -47,4 +47,7 @@ func (elsewhere) Watch(ctx context.Context) <-chan struct{} {
 
 func (elsewhere) Apply(_ context.Context, c host.Change) error  { return unsupported(c.String()) }
 func (elsewhere) Revert(_ context.Context, c host.Change) error { return unsupported(c.String()) }
-func (elsewhere) Commands(c host.Change) []string               { return commands(c) }
+func (elsewhere) Lacks(context.Context, host.Change) (string, error) {
+	return "", unsupported("look at the packet filter")
+}
+func (elsewhere) Commands(c host.Change) []string { return commands(c) }

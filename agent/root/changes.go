@@ -197,6 +197,19 @@ func (c *changes) applied() []host.Change {
 	return slices.Clone(c.list)
 }
 
+// look returns what the journal has of a change, and what of that is not on the
+// machine any more.
+func (c *changes) look(ctx context.Context, ch host.Change) (have []host.Change, lacks string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.find(ch)
+	if i < 0 {
+		return nil, "", nil
+	}
+	lacks, err = c.host.Lacks(ctx, c.list[i])
+	return []host.Change{c.list[i]}, lacks, err
+}
+
 // check refuses every change that is not about one of our cables or about
 // addresses of our block, and those that would draw or drop what belongs to
 // another network of this machine. A change that is in force stays possible:

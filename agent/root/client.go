@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 
 	"tbcluster/api/fault"
@@ -154,6 +155,20 @@ func (c *Client) Revert(ctx context.Context, ch host.Change) error {
 func (c *Client) Applied(ctx context.Context) ([]host.Change, error) {
 	r, _, err := c.do(ctx, Request{Kind: KindApplied}, nil)
 	return r.Changes, err
+}
+
+// Lacks tells what of the packet filter that was set is not there any more; "" if
+// nothing. A root half of a version before does not look: it answers with its
+// whole journal.
+func (c *Client) Lacks(ctx context.Context, ch host.Change) (string, error) {
+	r, _, err := c.do(ctx, Request{Kind: KindApplied, Change: &ch}, nil)
+	if err != nil {
+		return "", err
+	}
+	if r.Lacks == "" && !slices.ContainsFunc(r.Changes, func(have host.Change) bool { return same(have, ch) }) {
+		return "the journal of changes does not have it", nil
+	}
+	return r.Lacks, nil
 }
 
 // Firewalls lists what may drop what other machines send to this one.

@@ -22,7 +22,7 @@ type Kind string
 const (
 	KindApply     Kind = "apply"      // Change
 	KindRevert    Kind = "revert"     // Change
-	KindApplied   Kind = "applied"    // → Changes
+	KindApplied   Kind = "applied"    // → Changes; with Change: that one, looked at → Changes, Lacks
 	KindWho       Kind = "who"        // Asker → User
 	KindWorker    Kind = "worker"     // Asker → descriptor, PID
 	KindRankStart Kind = "rank-start" // Asker, Instance, Index, Process → PID
@@ -94,15 +94,17 @@ type Mapping struct {
 
 // Response is one answer. A descriptor may travel beside it.
 type Response struct {
-	ID       uint64        `json:"id"`
-	Fault    *Failure      `json:"fault,omitempty"`
-	PID      int           `json:"pid,omitempty"`
-	Dir      string        `json:"dir,omitempty"`
-	User     *User         `json:"user,omitempty"`
-	Owner    bool          `json:"owner,omitempty"`
-	Changes  []host.Change `json:"changes,omitempty"`
-	Ranks    []Rank        `json:"ranks,omitempty"`
-	Mappings []Mapping     `json:"mappings,omitempty"`
+	ID      uint64        `json:"id"`
+	Fault   *Failure      `json:"fault,omitempty"`
+	PID     int           `json:"pid,omitempty"`
+	Dir     string        `json:"dir,omitempty"`
+	User    *User         `json:"user,omitempty"`
+	Owner   bool          `json:"owner,omitempty"`
+	Changes []host.Change `json:"changes,omitempty"`
+	// Lacks is what is not there any more of the change that was asked for.
+	Lacks    string    `json:"lacks,omitempty"`
+	Ranks    []Rank    `json:"ranks,omitempty"`
+	Mappings []Mapping `json:"mappings,omitempty"`
 	// Firewalls are what may drop packets of other machines.
 	Firewalls []host.Firewall `json:"firewalls,omitempty"`
 }

@@ -61,6 +61,8 @@ type machine struct {
 	net  host.Network
 	done []string
 	fail error
+	// lacks is what is missing of the packet filter.
+	lacks string
 }
 
 func newMachine() *machine {
@@ -84,6 +86,12 @@ func (m *machine) Firewalls(context.Context) ([]host.Firewall, error) {
 }
 func (m *machine) Watch(context.Context) <-chan struct{} { return nil }
 func (m *machine) Commands(host.Change) []string         { return nil }
+func (m *machine) Lacks(_ context.Context, c host.Change) (string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.done = append(m.done, "look at "+c.String())
+	return m.lacks, nil
+}
 func (m *machine) Apply(_ context.Context, c host.Change) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -273,6 +281,45 @@ func TestChangesAreRememberedOverRestartAndForgottenByReboot(t *testing.T) {
 	m.boot = "boot-2"
 	if got, err := serve(t, dir, m).Applied(t.Context()); err != nil || len(got) != 0 {
 		t.Fatalf("after a reboot: %v, %v", got, err)
+	}
+}
+
+// The agent asks for the filter that it wants; what is looked at is the one that
+// was set.
+func TestTheFilterThatWasSetIsLookedAt(t *testing.T) {
+	m := newMachine()
+	f := serve(t, t.TempDir(), m)
+	filter := host.Change{Kind: host.ChangeFilter, Addresses: []netip.Addr{cableAddress.Prefix.Addr()}, Interfaces: []string{"thunderbolt0"}}
+	if lacks, err := f.Lacks(t.Context(), filter); err != nil || lacks == "" {
+		t.Errorf("before it was set: %q, %v", lacks, err)
+	}
+	if err := f.Apply(t.Context(), filter); err != nil {
+		t.Fatal(err)
+	}
+	if lacks, err := f.Lacks(t.Context(), host.Change{Kind: host.ChangeFilter}); err != nil || lacks != "" {
+		t.Errorf("while it is there: %q, %v", lacks, err)
+	}
+	if got := m.done[len(m.done)-1]; got != "look at "+filter.String() {
+		t.Errorf("it did %q", got)
+	}
+	m.lacks = "the table is not there"
+	if lacks, err := f.Lacks(t.Context(), filter); err != nil || lacks != m.lacks {
+		t.Errorf("once it is gone: %q, %v", lacks, err)
+	}
+	if got, err := f.Applied(t.Context()); err != nil || len(got) != 1 {
+		t.Errorf("the journal still has it: %v, %v", got, err)
+	}
+}
+
+// A root half of a version before knows nothing of looking and answers with its
+// journal.
+func TestAnOldRootHalfDoesNotLook(t *testing.T) {
+	filter := host.Change{Kind: host.ChangeFilter, Addresses: []netip.Addr{cableAddress.Prefix.Addr()}}
+	old := &Client{call: func(_ context.Context, q Request, _ *os.File) (Response, *os.File, error) {
+		return Response{ID: q.ID, Changes: []host.Change{cableAddress, filter}}, nil, nil
+	}}
+	if lacks, err := old.Lacks(t.Context(), filter); err != nil || lacks != "" {
+		t.Errorf("%q, %v", lacks, err)
 	}
 }
 
@@ -544,6 +591,7 @@ func FuzzRequests(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add([]byte(`{"kind":"apply","change":{"kind":"address","interface":"thunderbolt0","prefix":"10.0.0.1/30"}}`))
+	f.Add([]byte(`{"kind":"applied","change":{"kind":"filter"}}`))
 	f.Add([]byte(`{"kind":"rank-start","again":true,"instance":"x","process":{}}`))
 	f.Add([]byte(`{"kind":"map","default":true}`))
 	f.Fuzz(func(t *testing.T, in []byte) {

@@ -151,8 +151,13 @@ func (s *Server) handle(ctx context.Context, q Request, fd *os.File, r *Response
 		}
 		return nil, s.changes.revert(ctx, *q.Change)
 	case KindApplied:
-		r.Changes = s.changes.applied()
-		return nil, nil
+		if q.Change == nil {
+			r.Changes = s.changes.applied()
+			return nil, nil
+		}
+		var err error
+		r.Changes, r.Lacks, err = s.changes.look(ctx, *q.Change)
+		return nil, err
 	case KindFirewalls:
 		all, err := s.opt.Host.Firewalls(ctx)
 		r.Firewalls = all[:min(len(all), maxFirewalls)]

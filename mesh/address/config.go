@@ -26,6 +26,9 @@ type Applier interface {
 	// Revert undoes one change and strikes it from the journal; what is already
 	// gone is no error.
 	Revert(ctx context.Context, c host.Change) error
+	// Lacks tells what of the packet filter that was set is not there any more;
+	// "" if nothing.
+	Lacks(ctx context.Context, filter host.Change) (string, error)
 	// Applied returns the journal, oldest first.
 	Applied(ctx context.Context) ([]host.Change, error)
 }

@@ -51,7 +51,8 @@ type Manager struct {
 	asking  map[string]*ask     // by port
 	applied map[identity]*entry // in force, as far as known
 	turn    uint64              // of entries
-	filter  *host.Change        // in force
+	filter  *host.Change        // in force, unless it lacks something
+	lacks   string              // what of the filter is not there any more; "" if nothing
 	failed  map[identity]*trouble
 	denied  time.Time // when permission was last refused; zero if not
 	print   string    // fingerprint of what was last announced
@@ -79,6 +80,9 @@ const (
 	unseen = 0  // adopted, facts have not come
 	lost   = -1 // adopted, and not on the interface that is there now
 )
+
+// notLooked is what an adopted filter lacks until it was looked at.
+const notLooked = "it was not looked at yet"
 
 // ask is a question to a peer about one link, under way or failed.
 type ask struct {
@@ -198,7 +202,7 @@ func (m *Manager) adopt(journal []host.Change) {
 	defer m.mu.Unlock()
 	for _, c := range journal {
 		if c.Kind == host.ChangeFilter {
-			m.filter = &c
+			m.filter, m.lacks = &c, notLooked
 			continue
 		}
 		m.turn++
@@ -559,7 +563,7 @@ func (m *Manager) missing() []host.Change {
 	}
 	var out []host.Change
 	for _, c := range m.wanted() {
-		if c.Kind == host.ChangeFilter && (m.filter == nil || !sameFilter(*m.filter, c)) || c.Kind != host.ChangeFilter && !m.inForce(c) {
+		if c.Kind == host.ChangeFilter && !m.filterIs(c) || c.Kind != host.ChangeFilter && !m.inForce(c) {
 			out = append(out, c)
 		}
 	}
@@ -575,6 +579,31 @@ func (m *Manager) protects(f host.Change) bool {
 		!slices.ContainsFunc(own.Addresses, func(a netip.Addr) bool { return !slices.Contains(f.Addresses, a) })
 }
 
+// filterIs reports whether a filter is in force.
+func (m *Manager) filterIs(c host.Change) bool {
+	return m.filter != nil && m.lacks == "" && sameFilter(*m.filter, c)
+}
+
+// CheckFilter looks whether the packet filter is there, sets it again if not,
+// and tells what FilterActive does.
+func (m *Manager) CheckFilter(ctx context.Context) (bool, string) {
+	m.applying.Lock()
+	defer m.applying.Unlock()
+	if m.look(ctx) {
+		m.mu.Lock()
+		c := m.wantedFilter()
+		m.mu.Unlock()
+		if c != nil {
+			m.make(ctx, *c)
+		}
+		poke(m.wake) // Changed tells of it
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err.Error()
+	}
+	return m.FilterActive()
+}
+
 // FilterActive tells whether the packet filter is in force for all own
 // addresses, and what keeps it from being so; "" while there is nothing to
 // protect or it is about to be set.
@@ -587,7 +616,7 @@ func (m *Manager) FilterActive() (bool, string) {
 func (m *Manager) filterActive() (bool, string) {
 	want := m.wantedFilter()
 	switch {
-	case m.filter != nil && want != nil && m.protects(*m.filter):
+	case m.filter != nil && m.lacks == "" && want != nil && m.protects(*m.filter):
 		return true, ""
 	case want == nil:
 		return false, ""

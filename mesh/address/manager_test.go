@@ -46,6 +46,7 @@ type machine struct {
 	forward bool   // is asked for
 	old     bool   // of a version that says less
 	broken  string // kind of change that fails
+	flushed bool   // the packet filter is gone
 	inUse   map[netip.Prefix]bool
 	index   int
 	telling sync.Mutex // facts are told in the order in which they were taken
@@ -173,6 +174,7 @@ func (n *machine) Apply(_ context.Context, c host.Change) error {
 				}
 			}
 			n.journal = slices.DeleteFunc(n.journal, func(o host.Change) bool { return o.Kind == host.ChangeFilter })
+			n.flushed = false
 		}
 		n.log = append(n.log, "+ "+c.String())
 		if !slices.ContainsFunc(n.journal, func(o host.Change) bool { return o.String() == c.String() }) {
@@ -214,6 +216,15 @@ func (n *machine) Revert(_ context.Context, c host.Change) error {
 	n.d.mu.Unlock()
 	n.facts()
 	return nil
+}
+
+func (n *machine) Lacks(context.Context, host.Change) (string, error) {
+	n.d.mu.Lock()
+	defer n.d.mu.Unlock()
+	if !n.flushed {
+		return "", nil
+	}
+	return "the table is not there", nil
 }
 
 func (n *machine) Applied(context.Context) ([]host.Change, error) {
@@ -779,6 +790,83 @@ func TestACableOfWhichNothingIsKnownIsSetUp(t *testing.T) {
 	}
 	if up() {
 		t.Error("down left it up")
+	}
+}
+
+// filtered reports whether the packet filter is there, and the manager says so.
+func (n *machine) filtered() bool {
+	active, _ := n.m.FilterActive()
+	n.d.mu.Lock()
+	defer n.d.mu.Unlock()
+	return active && !n.flushed
+}
+
+func TestAFilterThatSomebodyRemovedIsPutBack(t *testing.T) {
+	d := newDesk(t)
+	a, b := d.pair()
+	a.start()
+	b.start()
+	d.await("addressed and closed", func() bool { return facing(a.link("0-1"), b.link("0-2")) && a.filtered() })
+
+	a.change(func() { a.flushed = true })
+	d.await("it is put back when facts come", a.filtered)
+
+	d.mu.Lock()
+	a.flushed = true // and no facts come
+	d.mu.Unlock()
+	if active, why := a.m.CheckFilter(t.Context()); !active || !a.filtered() {
+		t.Errorf("asked before a rank starts: %v %q", active, why)
+	}
+
+	a.change(func() { a.flushed, a.broken = true, string(host.ChangeFilter) })
+	d.await("what keeps it away is said", func() bool {
+		active, why := a.m.FilterActive()
+		return !active && strings.Contains(why, "busy")
+	})
+	if active, why := a.m.CheckFilter(t.Context()); active || why == "" {
+		t.Errorf("asked while it cannot be set: %v %q", active, why)
+	}
+	if l := a.link("0-1"); !l.Prefix.IsValid() {
+		t.Errorf("the cable lost its address: %+v", l)
+	}
+	a.change(func() { a.broken = "" })
+	d.await("it is put back once it can be", a.filtered)
+}
+
+// The journal of an earlier life still has the filter, which went meanwhile. It
+// is put back before anything is known of this machine.
+func TestAnAdoptedFilterIsLookedAt(t *testing.T) {
+	d := newDesk(t)
+	a, b := d.pair()
+	a.start()
+	b.start()
+	d.await("addressed and closed", func() bool { return facing(a.link("0-1"), b.link("0-2")) && a.filtered() })
+	a.stop()
+	d.mu.Lock()
+	a.flushed = true
+	d.mu.Unlock()
+	m, err := New(Config{Self: a.id, StateFile: a.state, Peer: a, Applier: a, Retry: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	a.m = nil // it is told no facts
+	d.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	deadline := time.Now().Add(10 * time.Second)
+	for there := false; !there; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is not put back")
+		}
+		d.mu.Lock()
+		there = !a.flushed
+		d.mu.Unlock()
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

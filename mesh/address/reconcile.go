@@ -313,8 +313,15 @@ func (m *Manager) reconcile(ctx context.Context, background *sync.WaitGroup) boo
 		m.mu.Unlock()
 		return false
 	}
+	filter := m.filter
+	m.mu.Unlock()
+	gone := m.look(ctx)
+	m.mu.Lock()
 	if !m.ready { // an empty machine would ask for everything to be undone
 		m.mu.Unlock()
+		if gone { // what an earlier life protected
+			m.make(ctx, *filter)
+		}
 		return true
 	}
 	before := m.book.node
@@ -350,6 +357,35 @@ func (m *Manager) reconcile(ctx context.Context, background *sync.WaitGroup) boo
 		poke(m.notify)
 	}
 	return true
+}
+
+// look finds out whether something of the filter that was set is gone: whoever
+// restarts the packet filter of the system removes ours with it. Called while
+// nothing else is applied.
+func (m *Manager) look(ctx context.Context) (gone bool) {
+	m.mu.Lock()
+	f := m.filter
+	m.mu.Unlock()
+	if f == nil {
+		return false
+	}
+	lacks, err := m.cfg.Applier.Lacks(ctx, *f)
+	if ctx.Err() != nil {
+		return false // it was not looked at
+	}
+	what := "somebody removed or changed the packet filter; it is set again"
+	if err != nil {
+		// Setting it again costs little, and whether it is needed is not known.
+		what, lacks = "the packet filter cannot be looked at; it is set again", err.Error()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if lacks != "" && (m.lacks == "" || m.lacks == notLooked) {
+		delete(m.failed, identify(*f)) // put back at once
+		m.cfg.Log.Warn(what, "why", lacks)
+	}
+	m.lacks = lacks
+	return lacks != ""
 }
 
 // fingerprint holds everything that Changed announces. The interface's index is
@@ -566,7 +602,7 @@ func (m *Manager) remove(ctx context.Context, wanted []host.Change) bool {
 			m.cfg.Log.Warn("removing the packet filter failed", "error", err)
 		} else {
 			m.mu.Lock()
-			m.filter = nil
+			m.filter, m.lacks = nil, ""
 			m.mu.Unlock()
 			changed = true
 		}
@@ -588,7 +624,7 @@ func (m *Manager) make(ctx context.Context, c host.Change) (made, ok bool) {
 	case !m.denied.IsZero() && now.Sub(m.denied) < permissionRetry:
 	case t != nil && now.Before(t.next):
 	case c.Kind == host.ChangeFilter:
-		due = m.filter == nil || !sameFilter(*m.filter, c)
+		due = !m.filterIs(c)
 	case !there || m.blocked(c):
 	case e == nil:
 		// Facts may be of an interface that was there a moment ago; making these
@@ -610,7 +646,10 @@ func (m *Manager) make(ctx context.Context, c host.Change) (made, ok bool) {
 		m.denied = time.Time{}
 		delete(m.failed, id)
 		if c.Kind == host.ChangeFilter {
-			m.filter = &c
+			if m.lacks != "" {
+				m.cfg.Log.Info("the packet filter is set again", "change", c.String())
+			}
+			m.filter, m.lacks = &c, ""
 			break
 		}
 		if e == nil {
@@ -727,7 +766,7 @@ func (m *Manager) Down(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	clear(m.applied)
-	m.filter = nil
+	m.filter, m.lacks = nil, ""
 	m.mu.Unlock()
 	if len(errs) > 0 {
 		return fault.New(fault.Partial, "undo network changes", errors.Join(errs...), "run `tbcluster down` again; what is left is listed by `tbcluster doctor`")
