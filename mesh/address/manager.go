@@ -21,7 +21,9 @@ import (
 const (
 	defaultRetry = 250 * time.Millisecond
 	longestRetry = 10 * time.Second
-	askTimeout   = 5 * time.Second
+	// lookEvery is how often the packet filter is looked at, at most.
+	lookEvery  = 2 * time.Second
+	askTimeout = 5 * time.Second
 	// A change that facts do not show is made again, but not while the facts may
 	// be older than it.
 	driftAfter = 5 * time.Second
@@ -52,6 +54,7 @@ type Manager struct {
 	applied map[identity]*entry // in force, as far as known
 	turn    uint64              // of entries
 	filter  *host.Change        // in force, unless it lacks something
+	looked  time.Time           // when it was looked at
 	lacks   string              // what of the filter is not there any more; "" if nothing
 	failed  map[identity]*trouble
 	denied  time.Time // when permission was last refused; zero if not
@@ -589,7 +592,7 @@ func (m *Manager) filterIs(c host.Change) bool {
 func (m *Manager) CheckFilter(ctx context.Context) (bool, string) {
 	m.applying.Lock()
 	defer m.applying.Unlock()
-	if m.look(ctx) {
+	if m.look(ctx, 0) {
 		m.mu.Lock()
 		c := m.wantedFilter()
 		m.mu.Unlock()

@@ -315,7 +315,7 @@ func (m *Manager) reconcile(ctx context.Context, background *sync.WaitGroup) boo
 	}
 	filter := m.filter
 	m.mu.Unlock()
-	gone := m.look(ctx)
+	gone := m.look(ctx, lookEvery)
 	m.mu.Lock()
 	if !m.ready { // an empty machine would ask for everything to be undone
 		m.mu.Unlock()
@@ -361,12 +361,16 @@ func (m *Manager) reconcile(ctx context.Context, background *sync.WaitGroup) boo
 
 // look finds out whether something of the filter that was set is gone: whoever
 // restarts the packet filter of the system removes ours with it. Called while
-// nothing else is applied.
-func (m *Manager) look(ctx context.Context) (gone bool) {
+// nothing else is applied. One that was there is not looked at again so soon.
+func (m *Manager) look(ctx context.Context, soon time.Duration) (gone bool) {
 	m.mu.Lock()
 	f := m.filter
+	due := f != nil && (m.lacks != "" || time.Since(m.looked) >= soon)
+	if due {
+		m.looked = time.Now()
+	}
 	m.mu.Unlock()
-	if f == nil {
+	if !due {
 		return false
 	}
 	lacks, err := m.cfg.Applier.Lacks(ctx, *f)
