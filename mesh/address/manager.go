@@ -55,16 +55,18 @@ type Manager struct {
 	turn    uint64              // of entries
 	filter  *host.Change        // in force, unless it lacks something
 	looked  time.Time           // when it was looked at
-	lacks   string              // what of the filter is not there any more; "" if nothing
-	failed  map[identity]*trouble
-	denied  time.Time // when permission was last refused; zero if not
-	print   string    // fingerprint of what was last announced
-	dirty   bool      // the book is newer than the state file
-	clash   []Conflict
-	reach   map[string]Reach // of other nodes
-	closing bool
-	heard   map[string]bool // peers whose claims have come
-	ready   bool            // facts have come
+	// lookLater is set where it was to be looked at again, too soon.
+	lookLater bool
+	lacks     string // what of the filter is not there any more; "" if nothing
+	failed    map[identity]*trouble
+	denied    time.Time // when permission was last refused; zero if not
+	print     string    // fingerprint of what was last announced
+	dirty     bool      // the book is newer than the state file
+	clash     []Conflict
+	reach     map[string]Reach // of other nodes
+	closing   bool
+	heard     map[string]bool // peers whose claims have come
+	ready     bool            // facts have come
 }
 
 // entry is a change in force.

@@ -361,7 +361,8 @@ func (m *Manager) reconcile(ctx context.Context, background *sync.WaitGroup) boo
 
 // look finds out whether something of the filter that was set is gone: whoever
 // restarts the packet filter of the system removes ours with it. Called while
-// nothing else is applied. One that was there is not looked at again so soon.
+// nothing else is applied. One that was there is not looked at again so soon, but
+// as soon as it may be.
 func (m *Manager) look(ctx context.Context, soon time.Duration) (gone bool) {
 	m.mu.Lock()
 	f := m.filter
@@ -369,6 +370,7 @@ func (m *Manager) look(ctx context.Context, soon time.Duration) (gone bool) {
 	if due {
 		m.looked = time.Now()
 	}
+	m.lookLater = f != nil && !due
 	m.mu.Unlock()
 	if !due {
 		return false
@@ -730,6 +732,9 @@ func (m *Manager) due() time.Duration {
 		if d := at.Sub(now); d < wait {
 			wait = max(d, time.Millisecond)
 		}
+	}
+	if m.lookLater {
+		wait = min(wait, max(lookEvery-time.Since(m.looked), time.Millisecond))
 	}
 	for _, q := range m.asking {
 		if !q.running && q.next.After(now) {
