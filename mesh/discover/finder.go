@@ -286,6 +286,10 @@ func (f *Finder) Run(ctx context.Context) error {
 		asked = 0
 		ask.Reset(askAt[0])
 	}
+	select {
+	case <-f.announce: // anew says it
+	default:
+	}
 	anew()
 	for {
 		select {

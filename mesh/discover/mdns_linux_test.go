@@ -210,7 +210,8 @@ func (n *node) ip(args ...string) {
 	n.run("ip", args...)
 }
 
-func (n *node) run(name string, args ...string) {
+// run runs a program in the node's network and returns what it printed.
+func (n *node) run(name string, args ...string) string {
 	n.t.Helper()
 	enter := []string{"-t", n.pid(), "-n"}
 	if os.Getuid() != 0 {
@@ -220,6 +221,7 @@ func (n *node) run(name string, args ...string) {
 	if err != nil {
 		n.t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
 	}
+	return string(out)
 }
 
 // cable joins two nodes by a veth pair that is down.
@@ -234,6 +236,19 @@ func (n *node) up(name string, addresses ...string) {
 		n.ip("address", "add", a, "dev", name)
 	}
 	n.ip("link", "set", name, "up")
+}
+
+// settled waits until the link-local address of an interface can be used.
+func (n *node) settled(name string) {
+	n.t.Helper()
+	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if n.run("ip", "-6", "-o", "address", "show", "dev", name, "scope", "link", "-tentative") != "" {
+			return
+		}
+		if time.Now().After(late) {
+			n.t.Fatalf("%s has no link-local address", name)
+		}
+	}
 }
 
 func (n *node) tell(c command) {
@@ -407,6 +422,10 @@ func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	b.up("lan0", "192.0.2.2/24")
 	a.up("thunderbolt0")
 	c.up("thunderbolt3")
+	// An interface that comes is news on the LAN, and it comes with its address.
+	a.settled("lan0")
+	b.settled("lan0")
+	a.settled("thunderbolt0")
 	names := map[string]bool{} // of alpha's announcements, as beta heard them
 	heard := func(so func(report) bool) func(report) bool {
 		return func(r report) bool {
@@ -427,6 +446,9 @@ func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	b.tell(command{Forge: 2 * crowd})
 	a.until("a crowd", func(r report) bool { return len(r.Candidates) >= crowd })
 	before := maps.Clone(names)
+	if len(before) != 1 {
+		t.Errorf("alpha announced itself as %v when it started", before)
+	}
 
 	c.ip("address", "add", "198.51.100.2/30", "dev", "thunderbolt3")
 	a.ip("address", "add", "198.51.100.1/30", "dev", "thunderbolt0")
