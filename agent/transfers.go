@@ -42,7 +42,8 @@ type running struct {
 	// transfer to anybody else.
 	dry       bool
 	requestID string
-	best      uint64 // bytes that had arrived when a connection was lost
+	begun     time.Time // with the monotonic clock: the other may be set meanwhile
+	best      uint64    // bytes that had arrived when a connection was lost
 	// total and sent are of the runs before this one, where there were several:
 	// bytes to send at first, and what each path carried.
 	total   uint64
@@ -178,9 +179,10 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 	base = proto.CloneOf(base)
 	base.Id = job.ID
 	base.State = v1.TransferState_TRANSFER_STATE_SCANNING
-	base.StartedAt = timestamppb.New(m.now())
+	begun := m.now()
+	base.StartedAt = timestamppb.New(begun)
 	ctx, cancel := context.WithCancel(ctx)
-	r := &running{dry: job.Options.DryRun, requestID: requestID, view: base, changed: make(chan struct{}), cancel: cancel}
+	r := &running{dry: job.Options.DryRun, requestID: requestID, begun: begun, view: base, changed: make(chan struct{}), cancel: cancel}
 	r.t = transfer.New(job, deps, func(p transfer.Progress) { m.update(r, p, nil) })
 	m.list[job.ID] = r
 	if err := m.save(); err != nil {
@@ -332,13 +334,15 @@ func (m *transfers) finish(r *running, res transfer.Result, err error) {
 			}
 		}
 	}
-	if v.FinishedAt == nil {
-		v.FinishedAt = timestamppb.New(m.now())
+	finished := res.Progress.FinishedAt
+	if finished.IsZero() {
+		finished = m.now()
+		v.FinishedAt = timestamppb.New(finished)
 	}
 	// Of a transfer that has ended the rate is that of the whole, with every run
 	// and all that came before the first byte: what `cp` says.
 	v.BytesPerSecond = 0
-	if took := v.FinishedAt.AsTime().Sub(v.StartedAt.AsTime()); took > 0 {
+	if took := finished.Sub(r.begun); took > 0 {
 		v.BytesPerSecond = uint64(float64(v.DoneBytes) / took.Seconds())
 	}
 	r.set(v, res.Lines)

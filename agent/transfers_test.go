@@ -17,11 +17,12 @@ func TestTheRateOfATransferThatEndedIsThatOfTheWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The clock was an hour behind when it began, and was set.
 	for _, c := range []struct {
 		finished time.Time // zero: it is left to the list
 		want     uint64
 	}{{begin.Add(2 * time.Second), 50}, {time.Time{}, 25}, {begin, 0}} {
-		r := &running{view: &v1.Transfer{Id: "cp-1", StartedAt: timestamppb.New(begin)}, changed: make(chan struct{})}
+		r := &running{begun: begin, view: &v1.Transfer{Id: "cp-1", StartedAt: timestamppb.New(begin.Add(-time.Hour))}, changed: make(chan struct{})}
 		// Over the cables alone it went faster.
 		m.finish(r, transfer.Result{Progress: transfer.Progress{State: transfer.Done, TotalBytes: 100, DoneBytes: 100, BytesPerSecond: 999, FinishedAt: c.finished}}, nil)
 		if got := r.view.BytesPerSecond; got != c.want {

@@ -18,6 +18,7 @@ func machine(t *testing.T) *replay {
 	r.answers["route -n get -inet 198.18.3.2"] = "   route to: 198.18.3.2\ndestination: 198.18.3.0\n       mask: 255.255.255.252\n  interface: en4\n"
 	r.answers["route -n get -inet 198.18.9.2"] = file(t, "route_get_wrong_default.txt")
 	r.answers["pfctl -a com.apple/tbcluster -s rules"] = ""
+	r.answers["pfctl -s info"] = "Status: Disabled for 0 days 01:02:03            Debug: Urgent\n"
 	r.react = func(command string, r *replay) {
 		edit := func(old, new string) {
 			text := r.answers["ifconfig -a"]
@@ -50,6 +51,7 @@ func machine(t *testing.T) *replay {
 			r.answers[route], r.answers[command] = gone, ""
 		case command == "pfctl -E":
 			r.answers[command] = "No ALTQ support in kernel\npf enabled\nToken : 1234567890\n"
+			r.answers["pfctl -s info"] = "Status: Enabled for 0 days 00:00:00             Debug: Urgent\n"
 		case command == "pfctl -X 1234567890", command == "pfctl -q -a com.apple/tbcluster -F rules":
 			r.answers[command] = ""
 			r.answers["pfctl -a com.apple/tbcluster -s rules"] = ""
@@ -227,6 +229,20 @@ func TestRulesThatSomebodyRemovedAreMissed(t *testing.T) {
 	look("when they are loaded", true)
 	r.answers["pfctl -a com.apple/tbcluster -s rules"] = ""
 	look("when they are flushed", false)
+	if err := h.Apply(t.Context(), filter); err != nil {
+		t.Fatal(err)
+	}
+	look("when they are loaded again", true)
+	r.answers["pfctl -s info"] = "Status: Disabled for 0 days 00:00:01            Debug: Urgent\n"
+	look("when pf is switched off", false)
+	r.changes()
+	if err := h.Apply(t.Context(), filter); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := r.changes(), []string{"pfctl -X 1234567890", "pfctl -E"}; len(got) != 3 || !slices.Equal(got[:2], want) {
+		t.Errorf("ran %q, want %q and the rules", got, want)
+	}
+	look("when it is switched on again", true)
 }
 
 func FuzzProfile(f *testing.F) {

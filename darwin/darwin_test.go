@@ -63,7 +63,7 @@ func (r *replay) changes() []string {
 	defer r.mu.Unlock()
 	var list []string
 	for _, c := range r.asked {
-		for _, reading := range []string{"ifconfig -a", "route -n get", "pfctl -a com.apple/tbcluster -s", "netstat", "system_profiler", "networksetup"} {
+		for _, reading := range []string{"ifconfig -a", "route -n get", "pfctl -a com.apple/tbcluster -s", "pfctl -s", "netstat", "system_profiler", "networksetup"} {
 			if strings.HasPrefix(c, reading) {
 				c = ""
 				break

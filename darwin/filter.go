@@ -92,6 +92,18 @@ func (m *mac) setFilter(ctx context.Context, c host.Change) error {
 		return err
 	}
 	token := parseLabel(string(rules))
+	if token != "" {
+		off, err := m.filterOff(ctx)
+		if err != nil {
+			return err
+		}
+		if off {
+			// The token counts no more, or it counts for nothing: either way it is
+			// given back, and another one taken.
+			_, _ = m.run.Run(ctx, "pfctl", "-X", token)
+			token = ""
+		}
+	}
 	made := false
 	if token == "" {
 		out, err := m.run.Run(ctx, "pfctl", "-E")
@@ -113,6 +125,27 @@ func (m *mac) setFilter(ctx context.Context, c host.Change) error {
 	return nil
 }
 
+// filterOff reports whether the packet filter is switched off as a whole, as
+// `pfctl -d` does, whoever still wants it.
+func (m *mac) filterOff(ctx context.Context) (bool, error) {
+	info, err := m.run.Run(ctx, "pfctl", "-s", "info")
+	if err != nil {
+		return false, err
+	}
+	return parseOff(string(info)), nil
+}
+
+// parseOff reads "Status: Disabled for 0 days 00:00:12" among what `pfctl -s
+// info` prints (pfctl(8)).
+func parseOff(info string) bool {
+	for line := range strings.Lines(info) {
+		if f := strings.Fields(line); len(f) >= 2 && f[0] == "Status:" {
+			return f[1] == "Disabled"
+		}
+	}
+	return false
+}
+
 // Lacks implements host.Host: our rules are there where their label is.
 func (m *mac) Lacks(ctx context.Context, c host.Change) (string, error) {
 	if c.Kind != host.ChangeFilter || len(c.Addresses) == 0 {
@@ -124,6 +157,13 @@ func (m *mac) Lacks(ctx context.Context, c host.Change) (string, error) {
 	}
 	if parseLabel(string(rules)) == "" {
 		return "the anchor " + anchor + " has no rules of ours", nil
+	}
+	off, err := m.filterOff(ctx)
+	if err != nil {
+		return "", err
+	}
+	if off {
+		return "pf is switched off", nil
 	}
 	return "", nil
 }

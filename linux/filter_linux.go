@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -72,35 +73,23 @@ func (m *machine) setFilter(_ context.Context, c host.Change) error {
 			}
 		}
 	}
-	policy := nftables.ChainPolicyAccept
-	chain := conn.AddChain(&nftables.Chain{
-		Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw, Policy: &policy,
-	})
-	const register = 1
-	accept := &expr.Verdict{Kind: expr.VerdictAccept}
-	drop := &expr.Verdict{Kind: expr.VerdictDrop}
-	inName := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}
-	for _, rule := range [][]expr.Any{
-		{inName, &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: ifname("lo")}, accept},
-		{inName, &expr.Lookup{SourceRegister: register, SetName: interfaces.Name, SetID: interfaces.ID}, accept},
-		dropTo(addresses4, unix.NFPROTO_IPV4, 16, 4, drop),
-		dropTo(addresses6, unix.NFPROTO_IPV6, 24, 16, drop),
-	} {
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
+	ids := map[string]uint32{}
+	for _, s := range sets {
+		ids[s.set.Name] = s.set.ID
 	}
-	if len(c.Forwarders) > 0 {
-		// What we let pass on between cables gets no further than cables.
-		chain := conn.AddChain(&nftables.Chain{
-			Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
-			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
+	policy := nftables.ChainPolicyAccept
+	for _, chain := range filterChains(c) {
+		added := conn.AddChain(&nftables.Chain{
+			Table: table, Name: chain.name, Type: nftables.ChainTypeFilter, Hooknum: chain.hook, Priority: chain.priority, Policy: &policy,
 		})
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-			inName, &expr.Lookup{SourceRegister: register, SetName: forwarders.Name, SetID: forwarders.ID},
-			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: register},
-			&expr.Lookup{SourceRegister: register, SetName: interfaces.Name, SetID: interfaces.ID, Invert: true},
-			&expr.Counter{}, drop,
-		}})
+		for _, rule := range chain.rules {
+			for _, e := range rule {
+				if l, ok := e.(*expr.Lookup); ok {
+					l.SetID = ids[l.SetName] // of a set that the same transaction makes
+				}
+			}
+			conn.AddRule(&nftables.Rule{Table: table, Chain: added, Exprs: rule})
+		}
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("packet filter: %w", err)
@@ -108,15 +97,70 @@ func (m *machine) setFilter(_ context.Context, c host.Change) error {
 	return nil
 }
 
+// filterChain is a chain of the table.
+type filterChain struct {
+	name     string
+	hook     *nftables.ChainHook
+	priority *nftables.ChainPriority
+	rules    [][]expr.Any
+}
+
+// filterChains are the chains of a filter; sets are looked up by name.
+func filterChains(c host.Change) []filterChain {
+	const register = 1
+	accept := &expr.Verdict{Kind: expr.VerdictAccept}
+	drop := &expr.Verdict{Kind: expr.VerdictDrop}
+	inName := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}
+	chains := []filterChain{{
+		name: "prerouting", hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw,
+		rules: [][]expr.Any{
+			{inName, &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: ifname("lo")}, accept},
+			{inName, &expr.Lookup{SourceRegister: register, SetName: "interfaces"}, accept},
+			dropTo("addresses4", unix.NFPROTO_IPV4, 16, 4, drop),
+			dropTo("addresses6", unix.NFPROTO_IPV6, 24, 16, drop),
+		},
+	}}
+	if len(c.Forwarders) > 0 {
+		// What we let pass on between cables gets no further than cables.
+		chains = append(chains, filterChain{
+			name: "forward", hook: nftables.ChainHookForward, priority: nftables.ChainPriorityFilter,
+			rules: [][]expr.Any{{
+				inName, &expr.Lookup{SourceRegister: register, SetName: "forwarders"},
+				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: register},
+				&expr.Lookup{SourceRegister: register, SetName: "interfaces", Invert: true},
+				&expr.Counter{}, drop,
+			}},
+		})
+	}
+	return chains
+}
+
+// sameRule reports whether a rule that was read is the one that was set: counters
+// count, and a set has a number only while it is made.
+func sameRule(have, want []expr.Any) bool {
+	plain := func(e expr.Any) any {
+		switch e := e.(type) {
+		case *expr.Counter:
+			return expr.Counter{}
+		case *expr.Lookup:
+			l := *e
+			l.SetID = 0
+			return l
+		}
+		return e
+	}
+	return slices.EqualFunc(have, want, func(a, b expr.Any) bool { return reflect.DeepEqual(plain(a), plain(b)) })
+}
+
 // dropTo drops packets of one protocol whose destination, at offset in their
 // header, is in set.
-func dropTo(set *nftables.Set, protocol byte, offset, length uint32, drop expr.Any) []expr.Any {
+func dropTo(set string, protocol byte, offset, length uint32, drop expr.Any) []expr.Any {
 	const register = 1
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: register},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: []byte{protocol}},
 		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.Lookup{SourceRegister: register, SetName: set.Name, SetID: set.ID},
+		&expr.Lookup{SourceRegister: register, SetName: set},
 		&expr.Counter{},
 		drop,
 	}
@@ -234,8 +278,8 @@ func rulesGeneration() (generation uint32, err error) {
 	return generation, nil
 }
 
-// lacksFilter compares the table with what setFilter makes: its flags, chains,
-// how many rules they have, and what is in its sets.
+// lacksFilter compares the table with what setFilter makes: its flags, chains
+// with their hooks and rules, and what is in its sets.
 func lacksFilter(c host.Change) (string, error) {
 	conn, err := filterConn()
 	if err != nil {
@@ -258,26 +302,28 @@ func lacksFilter(c host.Change) (string, error) {
 		return "", err
 	}
 	four, six := split(c.Addresses)
-	rules := map[string]int{"prerouting": 4}
 	sets := map[string][]nftables.SetElement{
 		"interfaces": nameElements(sortedSet(c.Interfaces)), "addresses4": addressElements(four), "addresses6": addressElements(six),
 	}
 	if len(c.Forwarders) > 0 {
-		rules["forward"] = 1
 		sets["forwarders"] = nameElements(sortedSet(c.Forwarders))
 	}
-	hooks := map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "forward": nftables.ChainHookForward}
-	for name, n := range rules {
-		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name == tableName && c.Name == name })
-		if i < 0 || chains[i].Hooknum == nil || *chains[i].Hooknum != *hooks[name] {
-			return "the chain " + name + " is not there", nil
+	for _, want := range filterChains(c) {
+		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name == tableName && c.Name == want.name })
+		if i < 0 || chains[i].Hooknum == nil || *chains[i].Hooknum != *want.hook || chains[i].Priority == nil || *chains[i].Priority != *want.priority {
+			return "the chain " + want.name + " is not there", nil
 		}
 		have, err := conn.GetRules(table, chains[i])
 		if err != nil {
-			return "", fmt.Errorf("chain %s: %w", name, err)
+			return "", fmt.Errorf("chain %s: %w", want.name, err)
 		}
-		if len(have) != n {
-			return fmt.Sprintf("the chain %s has %d rules, and was set with %d", name, len(have), n), nil
+		if len(have) != len(want.rules) {
+			return fmt.Sprintf("the chain %s has %d rules, and was set with %d", want.name, len(have), len(want.rules)), nil
+		}
+		for i, rule := range have {
+			if !sameRule(rule.Exprs, want.rules[i]) {
+				return fmt.Sprintf("rule %d of the chain %s is not the one that was set", i+1, want.name), nil
+			}
 		}
 	}
 	for name, want := range sets {

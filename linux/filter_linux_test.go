@@ -176,6 +176,9 @@ func TestWhatSomebodyDidToTheFilterIsSeen(t *testing.T) {
 		{"add table " + table + " { flags dormant; }", "dormant"},
 		{"flush chain " + table + " prerouting", "0 rules"},
 		{"insert rule " + table + " prerouting accept", "5 rules"},
+		{"flush chain " + table + " prerouting; add rule " + table + " prerouting accept; add rule " + table + " prerouting accept; " +
+			"add rule " + table + " prerouting accept; add rule " + table + " prerouting accept", "rule 1 of the chain prerouting"},
+		{"flush chain " + table + " forward; add rule " + table + " forward iifname @forwarders oifname @interfaces counter drop", "rule 1 of the chain forward"},
 		{"delete element " + table + " addresses4 { 10.77.0.1 }", "addresses4"},
 		{"add element " + table + " interfaces { \"lan0\" }", "interfaces"},
 		{"flush chain " + table + " forward", "forward"},
