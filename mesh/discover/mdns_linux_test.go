@@ -163,7 +163,7 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{t: t, id: newID(t), reports: make(chan report, 1000)}
 	n.cmd = exec.Command(os.Args[0])
-	n.cmd.Env = append(os.Environ(), nodeEnv+"="+string(n.id))
+	n.cmd.Env = append(os.Environ(), nodeEnv+"="+string(n.id), "TMPDIR="+t.TempDir()) // it is killed
 	n.cmd.Stderr = os.Stderr
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if os.Getuid() != 0 {
