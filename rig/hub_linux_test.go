@@ -27,7 +27,9 @@ func TestHub(t *testing.T) {
 			bytes := func(i int) uint64 {
 				return after.Cables[i].AtoB.DeliveredBytes + after.Cables[i].BtoA.DeliveredBytes - before.Cables[i].AtoB.DeliveredBytes - before.Cables[i].BtoA.DeliveredBytes
 			}
-			if up, b, c := bytes(0), bytes(1), bytes(2); up != b+c || b < 2<<20 || c < 2<<20 {
+			// What IPv6 says by itself may be on one of both cables when they are read.
+			const under = 8 << 10
+			if up, b, c := bytes(0), bytes(1), bytes(2); max(up, b+c)-min(up, b+c) > under || b < 2<<20 || c < 2<<20 {
 				t.Errorf("%d bytes between a and the hub, %d between hub and b, %d between hub and c", up, b, c)
 			}
 			if err := r.Cable("a.0").Address(t.Context()); !fault.Is(err, fault.Usage) {
