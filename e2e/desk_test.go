@@ -234,6 +234,7 @@ func flapsRemembered(c *cluster) {
 			c.t.Errorf("what was measured is forgotten: %v", l)
 		}
 	}
+	c.until("gamma", "two times down", remembered) // as alpha shows it: it comes from both ends
 	if out := c.run("gamma", "tbcluster", "links", id); strings.Count(out, "seen by beta and gamma")+strings.Count(out, "seen by gamma and beta") != 2 {
 		c.t.Errorf("links does not tell of it:\n%s", out)
 	}
