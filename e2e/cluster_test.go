@@ -355,8 +355,16 @@ func (c *cluster) giveModel(node string) string {
 		c.t.Fatalf("put the model on %s: exit %d, %v", node, code, err)
 	}
 	c.run(node, "tbcluster", "models")
+	c.scan(node)
+	return name
+}
+
+// scan has a node look at its disk for models.
+func (c *cluster) scan(node string) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	if _, err := v1.NewModelServiceClient(c.api(node)).Scan(ctx, &v1.ScanRequest{}); err != nil {
 		c.t.Fatal(err)
 	}
-	return name
 }
