@@ -350,7 +350,12 @@ func (m *chaos) end() {
 	m.noEngines()
 	for _, n := range m.names {
 		m.asBefore(n)
-		if left := m.processes(n, "tbcluster agent", "tbcluster worker"); len(left) > 0 {
+		// A worker ends a moment after the agent that it worked for.
+		left := m.processes(n, "tbcluster agent", "tbcluster worker")
+		for end := time.Now().Add(endsWithin); len(left) > 0 && time.Now().Before(end); left = m.processes(n, "tbcluster agent", "tbcluster worker") {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if len(left) > 0 {
 			m.t.Errorf("%s: still running: %v", n, left)
 		}
 	}
