@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -421,6 +422,9 @@ func lanCut(c *cluster) {
 		c.t.Errorf("ping marks no way, or has one twice:\n%s", out)
 	}
 	c.must(c.lab.MendLAN(ctx, "beta"))
+	if at := netip.AddrPortFrom(c.addresses("beta", "eth0")[0], 7871); !c.reaches("alpha", at, open) { // its carrier comes a moment later
+		c.t.Errorf("alpha does not reach %s over the LAN that is mended", at)
+	}
 	// And a cable cut under the channel that went over to it.
 	c.must(c.lab.Cut(ctx, "alpha", "beta", lab.CutOptions{}))
 	for _, o := range on {

@@ -579,8 +579,14 @@ func TestPackageUnderSystemd(t *testing.T) {
 	}
 	serves("after an upgrade")
 
+	// It is called active until systemd has seen the end of its process.
+	mainPID := func() string {
+		return strings.TrimSpace(b.run("systemctl", "show", "--property=MainPID", "--value", "tbcluster.service"))
+	}
+	killed := mainPID()
 	b.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "tbcluster.service")
-	b.until("the service to be back", func(out string) bool { return strings.TrimSpace(out) == "active" }, "sh", "-c", "systemctl is-active tbcluster.service || true")
+	b.until("the service to be back", func(out string) bool { return strings.TrimSpace(out) == "active" && mainPID() != killed },
+		"sh", "-c", "systemctl is-active tbcluster.service || true")
 	answers("1.0.1")
 	serves("after its root half was killed")
 
