@@ -159,6 +159,10 @@ func usedCable(c *cluster) {
 	if out := c.fails(5, "gamma", "tbcluster", "links", "bench", id, "--seconds", "0.2"); !strings.Contains(out, "transfer "+s.Transfers[0].Id) || !strings.Contains(out, "--force") {
 		c.t.Errorf("it does not say what uses it:\n%s", out)
 	}
+	// Whoever measures says that it is shared, as far as it has heard.
+	c.until("beta", "the copy on that cable", func(o *v1.ClusterState) bool {
+		return slices.ContainsFunc(transfer(o, s.Transfers[0].Id).GetLinks(), func(p *v1.LinkProgress) bool { return p.LinkId == id })
+	})
 	c.run("beta", "tbcluster", "links", "bench", id, "--seconds", "0.2", "--force")
 	c.until("gamma", "a measurement that says so", func(s *v1.ClusterState) bool {
 		return slices.ContainsFunc(s.Links, func(l *v1.Link) bool { return l.Id == id && l.Measurement.GetShared() })
