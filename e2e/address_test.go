@@ -374,7 +374,13 @@ func (c *cluster) through() {
 	c.run("lan", "ip", "route", "replace", own+"/32", "via", c.lanAddress("beta"))
 	c.run("alpha", "ip", "route", "add", lanHost+"/32", "via", by.Addr().String(), "src", own)
 	c.run("lan", "sh", "-c", "python3 -m http.server 7999 >/dev/null 2>&1 &")
-	if c.reaches("alpha", netip.AddrPortFrom(netip.MustParseAddr(lanHost), 7999), shut) {
+	server := netip.AddrPortFrom(netip.MustParseAddr(lanHost), 7999)
+	for begin := time.Now(); !c.reaches("beta", server, open); time.Sleep(100 * time.Millisecond) {
+		if time.Since(begin) > patience {
+			c.t.Fatalf("beta does not reach %s over the LAN", server)
+		}
+	}
+	if c.reaches("alpha", server, shut) {
 		c.t.Error("alpha reaches the LAN through beta")
 	}
 	if out := c.run("beta", "nft", "list", "chain", "inet", "tbcluster", "forward"); strings.Contains(out, "counter packets 0 ") {
