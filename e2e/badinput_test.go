@@ -108,7 +108,8 @@ func noRoom(c *cluster, model string) {
 
 // noRecord: a disk without a single block for what the agent has to remember.
 func noRecord(c *cluster, model string) {
-	c.run("alpha", "sh", "-c", "cat /dev/zero > filler 2>/dev/null; sync; test $(df --output=avail /root | tail -1) = 0")
+	// What the agent replaces meanwhile makes room again.
+	c.run("alpha", "sh", "-c", "for i in $(seq 50); do cat /dev/zero >> filler 2>/dev/null; sync; [ $(df --output=avail /root | tail -1) != 0 ] || exit 0; done; exit 1")
 	for _, argv := range [][]string{{"place", model, "--node", "alpha"}, {"cp", "/etc/hostname", "beta:"}} {
 		out := c.fails(fault.ExitFileIO, "alpha", append([]string{"tbcluster"}, argv...)...)
 		c.says(out, "alpha", "space")
@@ -205,10 +206,14 @@ func downWhileRunning(c *cluster, model string) {
 	i := c.placeOn("keeps", model, "alpha")
 	out := c.fails(fault.ExitPrecondition, "alpha", "tbcluster", "down")
 	c.says(out, "keeps", "--stop", "--leave")
-	if s := c.until("beta", "a state", func(*v1.ClusterState) bool { return true }); allUp(s) != nil || !ready("keeps")(s) {
-		c.t.Errorf("a refused down has changed something: %s", brief(s))
-	}
+	// On a loaded machine it is not ready now and then; what was ended does not
+	// come back.
+	c.until("beta", "nothing changed by a refused down", func(s *v1.ClusterState) bool { return allUp(s) == nil && ready("keeps")(s) })
+	// Beta hears of the end a moment later: what it showed before is not taken for
+	// what it shows after the next start.
+	away := func(s *v1.ClusterState) bool { return stays("alpha")(s) != nil }
 	c.run("alpha", "tbcluster", "down", "--leave")
+	c.until("beta", "alpha away", away)
 	if left := c.processes("alpha", "llama-server"); len(left) == 0 {
 		c.t.Error("down --leave has ended the engine")
 	}
@@ -221,6 +226,7 @@ func downWhileRunning(c *cluster, model string) {
 	}
 	c.run("alpha", "tbcluster", "down", "--stop")
 	c.noEngines()
+	c.until("beta", "alpha away", away)
 	c.must(c.lab.Start(ctx, "alpha", true))
 	c.until("beta", "alpha up", func(s *v1.ClusterState) bool { return allUp(s) == nil && links(s, proven) == 1 })
 	c.run("beta", "tbcluster", "stop", "--rm", "keeps")
@@ -309,18 +315,20 @@ func TestWithoutRights(t *testing.T) {
 	}
 	c.must(r.Close())
 
-	denied := func(s *v1.ClusterState) *v1.Finding {
+	denied := func(s *v1.ClusterState, node string) *v1.Finding {
 		for _, f := range s.Findings {
-			if f.Code == "no-permission" {
+			if f.Code == "no-permission" && f.NodeName == node {
 				return f
 			}
 		}
 		return nil
 	}
 	for _, n := range c.names {
+		// Its node address is wanted before that of the cable, which both agree on.
 		s := c.until(n, "both nodes, their cable, and what is wrong", func(s *v1.ClusterState) bool {
-			l := between(s, "alpha", "beta")
-			return len(s.Nodes) == 2 && allUp(s) == nil && l.GetState() == v1.LinkState_LINK_STATE_CABLED && strings.Contains(denied(s).GetFix(), "ip address add 10.77.")
+			l, fix := between(s, "alpha", "beta"), denied(s, n).GetFix()
+			return len(s.Nodes) == 2 && allUp(s) == nil && l.GetState() == v1.LinkState_LINK_STATE_CABLED && strings.Contains(fix, "ip address add 10.77.") &&
+				strings.Contains(fix, "dev "+l.A.Interface)
 		})
 		l := between(s, "alpha", "beta")
 		t.Logf("%s: the cable is %s: %s", n, l.State, l.Reason)

@@ -74,8 +74,10 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		}
 	}
 	t.Logf("TBCLUSTER_SEED=%d", seed)
+	m := &chaos{rnd: rand.New(rand.NewPCG(seed, 0))}
+	t.Cleanup(m.work.Wait) // after the lab is down: what still runs then ends, and may log no later
 	c := newCluster(t, lab.Options{Nodes: 3, Boot: rememberingBoot()})
-	m := &chaos{cluster: c, rnd: rand.New(rand.NewPCG(seed, 0)), begin: time.Now()}
+	m.cluster, m.begin = c, time.Now()
 	for _, n := range c.names {
 		c.run(n, "sh", "-c", "mkdir -p src dst; head -c 8000000 /dev/urandom > src/"+n+"; sync")
 	}
@@ -350,7 +352,12 @@ func (m *chaos) end() {
 	m.noEngines()
 	for _, n := range m.names {
 		m.asBefore(n)
-		if left := m.processes(n, "tbcluster agent", "tbcluster worker"); len(left) > 0 {
+		// A worker ends a moment after the agent that it worked for.
+		left := m.processes(n, "tbcluster agent", "tbcluster worker")
+		for end := time.Now().Add(endsWithin); len(left) > 0 && time.Now().Before(end); left = m.processes(n, "tbcluster agent", "tbcluster worker") {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if len(left) > 0 {
 			m.t.Errorf("%s: still running: %v", n, left)
 		}
 	}

@@ -17,7 +17,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	v1 "tbcluster/api/tbcluster/v1"
 	"tbcluster/lab"
@@ -200,6 +202,10 @@ func (c *cluster) wait(node string, most time.Duration, fits func(*v1.ClusterSta
 	var last *v1.ClusterState
 	for ctx.Err() == nil {
 		w, err := v1.NewClusterServiceClient(c.api(node)).Watch(ctx, &v1.WatchRequest{})
+		if status.Code(err) == codes.Unavailable {
+			time.Sleep(20 * time.Millisecond) // its agent ends just now, and the next one is waited for
+			continue
+		}
 		if err != nil {
 			return last, err
 		}
@@ -349,8 +355,16 @@ func (c *cluster) giveModel(node string) string {
 		c.t.Fatalf("put the model on %s: exit %d, %v", node, code, err)
 	}
 	c.run(node, "tbcluster", "models")
+	c.scan(node)
+	return name
+}
+
+// scan has a node look at its disk for models.
+func (c *cluster) scan(node string) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	if _, err := v1.NewModelServiceClient(c.api(node)).Scan(ctx, &v1.ScanRequest{}); err != nil {
 		c.t.Fatal(err)
 	}
-	return name
 }

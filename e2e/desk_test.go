@@ -159,6 +159,10 @@ func usedCable(c *cluster) {
 	if out := c.fails(5, "gamma", "tbcluster", "links", "bench", id, "--seconds", "0.2"); !strings.Contains(out, "transfer "+s.Transfers[0].Id) || !strings.Contains(out, "--force") {
 		c.t.Errorf("it does not say what uses it:\n%s", out)
 	}
+	// Whoever measures says that it is shared, as far as it has heard.
+	c.until("beta", "the copy on that cable", func(o *v1.ClusterState) bool {
+		return slices.ContainsFunc(transfer(o, s.Transfers[0].Id).GetLinks(), func(p *v1.LinkProgress) bool { return p.LinkId == id })
+	})
 	c.run("beta", "tbcluster", "links", "bench", id, "--seconds", "0.2", "--force")
 	c.until("gamma", "a measurement that says so", func(s *v1.ClusterState) bool {
 		return slices.ContainsFunc(s.Links, func(l *v1.Link) bool { return l.Id == id && l.Measurement.GetShared() })
@@ -234,6 +238,7 @@ func flapsRemembered(c *cluster) {
 			c.t.Errorf("what was measured is forgotten: %v", l)
 		}
 	}
+	c.until("gamma", "two times down", remembered) // as alpha shows it: it comes from both ends
 	if out := c.run("gamma", "tbcluster", "links", id); strings.Count(out, "seen by beta and gamma")+strings.Count(out, "seen by gamma and beta") != 2 {
 		c.t.Errorf("links does not tell of it:\n%s", out)
 	}

@@ -223,7 +223,13 @@ func (c *cluster) another(node string) *grpc.ClientConn {
 // resident is the memory of the halves of a node's agent.
 func (c *cluster) resident(node string) (sum uint64) {
 	c.t.Helper()
+	halves := map[string]bool{}
 	for _, p := range c.processes(node, "tbcluster agent") {
+		// What a half is about to start looks like that half for a moment.
+		if halves[p.args] {
+			continue
+		}
+		halves[p.args] = true
 		out := strings.Fields(c.run(node, "sh", "-c", fmt.Sprintf("grep VmRSS /proc/%d/status", p.pid)))
 		kb, err := strconv.ParseUint(out[1], 10, 64)
 		if err != nil {

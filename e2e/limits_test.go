@@ -196,7 +196,7 @@ type usage struct {
 // usage is what the processes of a node's agent have used.
 func (c *cluster) usage(node string) (u usage) {
 	c.t.Helper()
-	out := c.run(node, "sh", "-c", `for p in /proc/[0-9]*; do c=$(tr '\0' ' ' <$p/cmdline 2>/dev/null); case "$c" in tbcluster*agent*) cat $p/stat;; esac; done`)
+	out := c.run(node, "sh", "-c", `for p in /proc/[0-9]*; do c=$(tr '\0' ' ' <$p/cmdline 2>/dev/null); case "$c" in tbcluster*agent*) s=$(cat $p/stat 2>/dev/null) && echo "$s";; esac; done; true`)
 	const tick = 10 * time.Millisecond // CLK_TCK is 100 on every Linux that matters here
 	for l := range strings.Lines(out) {
 		f := strings.Fields(l[strings.LastIndex(l, ")")+1:])

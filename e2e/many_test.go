@@ -168,7 +168,7 @@ func (c *cluster) costs() map[string]cost {
 		wg.Go(func() {
 			gate <- struct{}{}
 			defer func() { <-gate }()
-			text, err := c.tryRun(n, "sh", "-c", `for p in /proc/[0-9]*; do c=$(tr '\0' ' ' <$p/cmdline 2>/dev/null); case "$c" in tbcluster*agent*) echo "stat $(cat $p/stat)"; grep -E '^(Rss|Pss):' $p/smaps_rollup;; esac; done`)
+			text, err := c.tryRun(n, "sh", "-c", `for p in /proc/[0-9]*; do c=$(tr '\0' ' ' <$p/cmdline 2>/dev/null); case "$c" in tbcluster*agent*) s=$(cat $p/stat 2>/dev/null) && echo "stat $s"; grep -sE '^(Rss|Pss):' $p/smaps_rollup;; esac; done; true`)
 			if err != nil {
 				c.t.Errorf("%s: %v", n, err)
 				return

@@ -29,18 +29,20 @@ type observer struct {
 	node  string
 	watch v1.ClusterService_WatchClient
 	state *v1.ClusterState
+	late  *time.Timer // ends the watch
 }
 
 // observe begins to look, before something is done.
 func (c *cluster) observe(node string) *observer {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithCancel(context.Background())
 	c.t.Cleanup(cancel)
+	late := time.AfterFunc(patience, cancel)
 	w, err := v1.NewClusterServiceClient(c.api(node)).Watch(ctx, &v1.WatchRequest{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	o := &observer{c: c, node: node, watch: w}
+	o := &observer{c: c, node: node, watch: w, late: late}
 	o.next("the first state")
 	return o
 }
@@ -97,9 +99,10 @@ func apply[T interface {
 }
 
 // until goes on from state to state until one fits; each on the way, that one
-// included, has to hold.
+// included, has to hold. Patience is for each such wait, however many there were.
 func (o *observer) until(what string, fits func(*v1.ClusterState) bool, holds func(*v1.ClusterState) error) *v1.ClusterState {
 	o.c.t.Helper()
+	o.late.Reset(patience)
 	for {
 		if err := holds(o.state); err != nil {
 			o.c.t.Fatalf("%s, on the way to %s: %v\nstate: %s", o.node, what, err, brief(o.state))
@@ -175,6 +178,20 @@ func (c *cluster) enginesOn(node string) []process {
 		// It is only being asked what it is.
 		return slices.ContainsFunc([]string{"--help", "--version", "--list-devices"}, func(q string) bool { return strings.HasSuffix(p.args, q) })
 	})
+}
+
+// chats asks an instance something on a node until there is an answer: on a
+// loaded machine it is not ready now and then.
+func (c *cluster) chats(node, name string) {
+	c.t.Helper()
+	out, err := "", error(nil)
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		out, err = c.tryRun(node, "tbcluster", "chat", "--max-tokens", "16", name, "The capital of France is")
+		if err == nil && strings.TrimSpace(out) != "" {
+			return
+		}
+	}
+	c.t.Errorf("no answer of %s came to %s: %v\n%s", name, node, err, out)
 }
 
 // says fails unless a text holds all words.

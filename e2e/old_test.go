@@ -60,8 +60,13 @@ func TestANodeOfTheVersionBeforeWorks(t *testing.T) {
 	// What one says, all hear, both ways.
 	for _, n := range []string{"alpha", "beta"} {
 		for _, o := range c.names {
+			c.until(o, "the copy from "+n, func(s *v1.ClusterState) bool {
+				return slices.ContainsFunc(s.Transfers, func(x *v1.Transfer) bool {
+					return slices.ContainsFunc(x.Sources, func(f string) bool { return strings.HasSuffix(f, "/of-"+n) })
+				})
+			})
 			if out := c.run(o, "tbcluster", "status", "-o", "json"); !strings.Contains(out, "of-"+n) {
-				t.Errorf("%s does not know of the copy from %s", o, n)
+				t.Errorf("%s does not tell of the copy from %s:\n%s", o, n, out)
 			}
 		}
 	}

@@ -541,7 +541,7 @@ func TestPackageUnderSystemd(t *testing.T) {
 	}
 
 	// The agent has what its unit says, as the kernel sees it.
-	agentPID := strings.TrimSpace(b.run("pgrep", "-u", "tbcluster", "-f", "agent --root-half"))
+	agentPID := strings.TrimSpace(b.run("pgrep", "-o", "-u", "tbcluster", "-f", "agent --root-half"))
 	status := b.run("cat", "/proc/"+agentPID+"/status")
 	for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, want) {
@@ -552,7 +552,9 @@ func TestPackageUnderSystemd(t *testing.T) {
 	as := func(argv ...string) []string { return append([]string{"runuser", "-u", "ada", "--"}, argv...) }
 	b.until("the model to be found", func(out string) bool { return strings.Contains(out, stem) }, as("tbcluster", "models", "list")...)
 	b.run(as("tbcluster", "place", stem, "--name", "one")...)
-	engine := strings.TrimSpace(b.run("pgrep", "-u", "ada", "-x", "llama-server"))
+	// The oldest: others are asked for a moment what they are.
+	running := func() string { return strings.TrimSpace(b.run("pgrep", "-o", "-u", "ada", "-x", "llama-server")) }
+	engine := running()
 	if group := b.run("cat", "/proc/"+engine+"/cgroup"); !strings.Contains(group, "/tbcluster.slice/tbcluster-rank-") {
 		t.Errorf("the engine is no part of a scope in tbcluster.slice:\n%s", group)
 	}
@@ -562,7 +564,7 @@ func TestPackageUnderSystemd(t *testing.T) {
 		// On a loaded machine it is not ready now and then; what counts is that it answers.
 		b.until("an answer "+when, func(out string) bool { return strings.TrimSpace(out) != "" },
 			as("tbcluster", "chat", "--max-tokens", "4", "one", "The capital of France is")...)
-		if now := strings.TrimSpace(b.run("pgrep", "-u", "ada", "-x", "llama-server")); now != engine {
+		if now := running(); now != engine {
 			t.Errorf("%s: the engine was process %s and is %s", when, engine, now)
 		}
 	}
@@ -577,23 +579,29 @@ func TestPackageUnderSystemd(t *testing.T) {
 	}
 	serves("after an upgrade")
 
+	// It is called active until systemd has seen the end of its process.
+	mainPID := func() string {
+		return strings.TrimSpace(b.run("systemctl", "show", "--property=MainPID", "--value", "tbcluster.service"))
+	}
+	killed := mainPID()
 	b.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "tbcluster.service")
-	b.until("the service to be back", func(out string) bool { return strings.TrimSpace(out) == "active" }, "sh", "-c", "systemctl is-active tbcluster.service || true")
+	b.until("the service to be back", func(out string) bool { return strings.TrimSpace(out) == "active" && mainPID() != killed },
+		"sh", "-c", "systemctl is-active tbcluster.service || true")
 	answers("1.0.1")
 	serves("after its root half was killed")
 
+	// The agent may have been started this moment, and the instance may be busy.
 	scrape := `exec 3<>/dev/tcp/127.0.0.1/7880; printf 'GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3`
-	if out := b.run("bash", "-c", scrape); !strings.Contains(out, `tbcluster_instances{engine="llamacpp",state="ready"} 1`) || !strings.Contains(out, "process_resident_memory_bytes") {
-		t.Errorf("the metrics do not tell of the instance:\n%.2000s", out)
-	}
+	b.until("metrics that tell of the instance", func(out string) bool {
+		return strings.Contains(out, `tbcluster_instances{engine="llamacpp",state="ready"} 1`) && strings.Contains(out, "process_resident_memory_bytes")
+	}, "bash", "-c", scrape)
 
 	b.run("dpkg", "--force-unsafe-io", "--remove", "tbcluster")
 	if out, err := b.try("pgrep", "-a", "-f", "tbcluster|llama-server"); err == nil {
 		t.Errorf("it is removed, and there runs:\n%s", out)
 	}
-	if out := b.run("systemctl", "list-units", "--all", "--no-legend", "tbcluster*"); strings.TrimSpace(out) != "" {
-		t.Errorf("units are left:\n%s", out)
-	}
+	// Units that have stopped are listed until systemd comes to drop them.
+	b.until("no unit to be left", func(out string) bool { return strings.TrimSpace(out) == "" }, "systemctl", "list-units", "--all", "--no-legend", "tbcluster*")
 	if out := b.run("sh", "-c", "ls -d /run/tbcluster* 2>/dev/null || true"); out != "" {
 		t.Errorf("left in /run: %s", out)
 	}

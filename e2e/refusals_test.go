@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,7 +23,13 @@ func TestRefusals(t *testing.T) {
 	c.run("alpha", "sh", "-c", "cd models && head -c 50000000 "+name+" > cut.gguf && cp "+name+" other.gguf && printf x >> other.gguf")
 	c.run("beta", "sh", "-c", "head -c 350000000 /dev/zero > filler")
 	c.run("alpha", "sh", "-c", "mkdir -p models/more && mv models/other.gguf models/more/"+strings.Replace(name, "Q4_1", "Q8_0", 1))
-	c.until("alpha", "the link", func(s *v1.ClusterState) bool { return links(s, proven) == 1 })
+	c.scan("alpha")
+	found := func(s *v1.ClusterState, word string) bool {
+		return slices.ContainsFunc(s.Models, func(m *v1.Model) bool { return strings.Contains(m.Name, word) })
+	}
+	c.until("alpha", "the link and all models", func(s *v1.ClusterState) bool {
+		return links(s, proven) == 1 && found(s, "cut") && found(s, "Q8_0") && found(s, "Q4_1")
+	})
 	ambiguous, _, _ := strings.Cut(stem, ".")
 	for _, x := range []struct {
 		what string
