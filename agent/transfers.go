@@ -230,8 +230,9 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 
 const (
 	// retries is how often a connection may be lost without a byte of progress
-	// before the transfer fails.
-	retries = 5
+	// before the transfer fails: an agent that is being renewed is back within the
+	// ten seconds that the pauses between take together.
+	retries = 8
 	// busyRetries is how often it is tried while the worker of a run whose
 	// connection was lost has the file still: it may take as long to notice as a
 	// dead connection does.
