@@ -62,7 +62,7 @@ func (n *node) openOf(id string) int {
 // until waits for something that another goroutine does.
 func until(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(10 * time.Second); !so(); time.Sleep(2 * time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !so(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("waited in vain for %s", what)
 		}
@@ -518,7 +518,7 @@ func TestAClientThatGoesAwayStopsTheEngine(t *testing.T) {
 	}
 	select {
 	case <-stopped:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the engine still works")
 	}
 }
@@ -584,9 +584,8 @@ func TestADeadInstanceIsLeftAtOnce(t *testing.T) {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	for _, id := range []string{"i1", "i2", "i3", "i4", "i5"} {
-		if a.openOf(id) != 0 {
-			t.Errorf("%s: %d under way", id, a.openOf(id))
-		}
+		// An answer is with its client before it counts as ended.
+		until(t, id+" to have nothing under way", func() bool { return a.openOf(id) == 0 })
 	}
 }
 
@@ -685,9 +684,17 @@ func TestARequestCrossesOnePairOfGatewaysAtMost(t *testing.T) {
 func TestADeadConnectionBetweenNodesIsNoDeadInstance(t *testing.T) {
 	e := newEngine(t, says("hello"))
 	a, _ := pair(t, e, func(x *times) { x.idle = time.Millisecond })
+	// A client's connection ends as soon, which is no word about those between nodes.
+	fresh := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for range 5 {
-		if resp, body := post(t, a.base+chat, `{"model":"smol"}`); resp.StatusCode != 200 {
-			t.Fatalf("%d %s", resp.StatusCode, body)
+		resp, err := fresh.Post(a.base+chat, "application/json", strings.NewReader(`{"model":"smol"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%d %s %v", resp.StatusCode, body, err)
 		}
 	}
 }
@@ -903,7 +910,7 @@ func TestUnixSocketNeedsNoHost(t *testing.T) {
 }
 
 func TestSlowAndLargeClientsAreCutOff(t *testing.T) {
-	n := newNode(t, "a", nil, func(x *times) { x.header, x.body = 200*time.Millisecond, 200*time.Millisecond })
+	n := newNode(t, "a", nil, func(x *times) { x.header, x.body = 2*time.Second, 2*time.Second })
 	e := newEngine(t, says("hello"))
 	n.set(e.as("i1", "smol", "a"))
 	addr := strings.TrimPrefix(n.base, "http://")

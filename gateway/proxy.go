@@ -245,6 +245,11 @@ func (g *Gateway) pass(w http.ResponseWriter, r *http.Request, in *Instance, bod
 		return cause(ctx, err)
 	}
 	defer resp.Body.Close()
+	if ctx.Err() != nil {
+		// The far end saw that it was called off before the connection was closed,
+		// and what it said then is no answer.
+		return cause(ctx, ctx.Err())
+	}
 	if resp.Header.Get(refusedHeader) != "" && in.OwnerNode != g.o.Self {
 		return refusalOf(resp)
 	}
@@ -471,6 +476,7 @@ func (g *Gateway) servePeer(w http.ResponseWriter, r *http.Request) {
 		}
 		panic(http.ErrAbortHandler)
 	case r.Context().Err() != nil:
+		panic(http.ErrAbortHandler) // an empty answer would look like a whole one
 	default:
 		refuse(http.StatusBadGateway, "instance_gone", "instance %s on %s did not answer: %v", in.Name, nodeName(in), err)
 	}

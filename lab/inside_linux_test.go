@@ -138,6 +138,7 @@ func receiveProbe(args []string) error {
 	if err != nil {
 		return err
 	}
+	ln.Close() // the next one may begin as soon as this one has said what it found
 	start := time.Now()
 	n, err := io.Copy(io.Discard, c)
 	fmt.Println(int64(float64(n*8) / time.Since(start).Seconds()))
@@ -326,7 +327,7 @@ func usersProbe([]string) error {
 // waitLinkProbe waits until an interface has a carrier ("up") or does not exist
 // ("gone").
 func waitLinkProbe(args []string) error {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		b, err := os.ReadFile("/sys/class/net/" + args[0] + "/carrier")
 		state := "down"
 		switch {

@@ -47,7 +47,7 @@ func reach(ctx context.Context, ns *nstest.Namespace, addr string) error {
 	}
 	defer c.Close()
 	b := make([]byte, 5)
-	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		return err
 	}
 	_, err = c.Read(b)
@@ -57,7 +57,7 @@ func reach(ctx context.Context, ns *nstest.Namespace, addr string) error {
 // mustReach fails the test unless it is greeted.
 func mustReach(t *testing.T, what string, ns *nstest.Namespace, addr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := reach(ctx, ns, addr); err != nil {
 		t.Errorf("%s: %v", what, err)
@@ -76,7 +76,7 @@ func dropped(own *nstest.Namespace) (n int) {
 // mustDrop dials until our table has dropped a packet of it.
 func mustDrop(t *testing.T, what string, own, from *nstest.Namespace, addr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	before := dropped(own)
 	result := make(chan error, 1)

@@ -10,7 +10,11 @@ import (
 	"tbcluster/host/nstest"
 )
 
-// within waits for a value of c and returns how long it took.
+// soon is when a change must have been seen, on a machine with much to do too:
+// before a value comes in any case.
+const soon = always / 2
+
+// within waits for a value of c and says how long it took.
 func within(t *testing.T, what string, c <-chan struct{}, limit time.Duration) {
 	t.Helper()
 	start := time.Now()
@@ -28,7 +32,7 @@ func within(t *testing.T, what string, c <-chan struct{}, limit time.Duration) {
 // quiet waits until c has had nothing to say for longer than it holds back.
 func quiet(t *testing.T, c <-chan struct{}) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		select {
 		case <-c:
@@ -45,20 +49,20 @@ func TestACutCableIsSeenAtOnce(t *testing.T) {
 	c := New(Options{SysfsRoot: t.TempDir()}).Watch(t.Context())
 	quiet(t, c)
 	own.Cut("cable")
-	within(t, "cable cut", c, 200*time.Millisecond)
+	within(t, "cable cut", c, soon)
 	quiet(t, c)
 	other := nstest.New(t)
 	nstest.Cable(t, own, "cable", other, "cable0")
-	within(t, "cable mended", c, 200*time.Millisecond)
+	within(t, "cable mended", c, soon)
 	quiet(t, c)
 	own.Address("cable", "10.77.0.1/30")
-	within(t, "address", c, 200*time.Millisecond)
+	within(t, "address", c, soon)
 	quiet(t, c)
 	own.Run("ip", "route", "add", "192.0.2.0/24", "dev", "cable")
-	within(t, "route", c, 200*time.Millisecond)
+	within(t, "route", c, soon)
 	quiet(t, c)
 	other.Run("ip", "link", "set", "cable0", "down")
-	within(t, "carrier lost", c, 200*time.Millisecond)
+	within(t, "carrier lost", c, soon)
 	own.Cut("cable")
 }
 
@@ -68,13 +72,13 @@ func TestAPeerThatAppearsWithoutAnInterfaceIsSeen(t *testing.T) {
 	c := New(Options{SysfsRoot: s.root}).Watch(t.Context())
 	quiet(t, c)
 	s.peer("0-2", "peer")
-	within(t, "peer", c, 2*look)
+	within(t, "peer", c, soon)
 	quiet(t, c)
 	s.remove("bus/thunderbolt/devices/0-2")
-	within(t, "peer gone", c, 2*look)
+	within(t, "peer gone", c, soon)
 	quiet(t, c)
 	s.netdev("thunderbolt0", "0-2.0")
-	within(t, "interface in sysfs", c, 2*look)
+	within(t, "interface in sysfs", c, soon)
 }
 
 func TestWatchEndsWithItsContext(t *testing.T) {

@@ -426,7 +426,7 @@ func TestNotMoreCablesThanAllowed(t *testing.T) {
 	if r := c.mustCp(Options{MaxCables: 1}, "alpha:x", "beta:a"); len(r.Links) != 1 || r.Links[0].LinkID != "one" {
 		t.Errorf("%+v", r.Links)
 	}
-	r := c.mustCp(Options{LimitBytesPerSecond: 40 << 20}, "alpha:x", "beta:b")
+	r := c.mustCp(Options{LimitBytesPerSecond: 16 << 20}, "alpha:x", "beta:b")
 	if len(r.Links) != 2 || r.Links[0].Bytes == 0 || r.Links[1].Bytes == 0 {
 		t.Errorf("both cables were to be used: %+v", r.Links)
 	}

@@ -82,7 +82,7 @@ func TestASourceThatChangesIsReportedAndNotCopied(t *testing.T) {
 				must(t, os.Chtimes(file+"2", fi.ModTime(), fi.ModTime()))
 			}
 			c.home("beta")
-			b := c.begin(Options{LimitBytesPerSecond: 24 << 20, Filters: []string{"-x2"}}, c.deps(), "alpha:d/", "beta:in")
+			b := c.begin(Options{LimitBytesPerSecond: 12 << 20, Filters: []string{"-x2"}}, c.deps(), "alpha:d/", "beta:in")
 			b.until(t, "4 MB were there", copied(4<<20))
 			change(t, file)
 			_, err := b.wait(c)
@@ -103,7 +103,7 @@ func TestAListedFileThatVanishesBeforeItIsRead(t *testing.T) {
 		write(t, c.home("alpha", fmt.Sprintf("d/b%02d", i)), random(t, 500<<10))
 	}
 	c.home("beta")
-	b := c.begin(Options{LimitBytesPerSecond: 8 << 20}, c.deps(), "alpha:d", "beta:")
+	b := c.begin(Options{LimitBytesPerSecond: 4 << 20}, c.deps(), "alpha:d", "beta:")
 	b.until(t, "something was there", copied(1))
 	must(t, os.Remove(c.home("alpha", "d/b29")))
 	r, err := b.wait(c)
@@ -124,7 +124,7 @@ func TestASymlinkPlantedMidwayLeadsNowhere(t *testing.T) {
 	inside := filepath.Join(c.home("beta", "d/other"))
 	must(t, os.MkdirAll(inside, 0o755))
 	for name, target := range map[string]string{"outside": outside, "inside the destination": inside} {
-		b := c.begin(Options{LimitBytesPerSecond: 16 << 20}, c.deps(), "alpha:d", "beta:")
+		b := c.begin(Options{LimitBytesPerSecond: 8 << 20}, c.deps(), "alpha:d", "beta:")
 		b.until(t, "4 MB were there", copied(4<<20))
 		must(t, os.Rename(c.home("beta", "d/sub"), c.home("beta", "moved")))
 		must(t, os.Symlink(target, c.home("beta", "d/sub")))
@@ -354,7 +354,7 @@ func TestWithoutAnyLinkItWaitsAndThenFailsResumable(t *testing.T) {
 	c.home("beta")
 	changed := make(chan struct{}, 1)
 	deps := c.deps()
-	deps.PathsChanged, deps.LinkWait = changed, 1500*time.Millisecond
+	deps.PathsChanged, deps.LinkWait = changed, 4*time.Second
 	b := c.begin(Options{LimitBytesPerSecond: 16 << 20}, deps, "alpha:x", "beta:")
 	b.until(t, "4 MB were there", copied(4<<20))
 	mu.Lock()

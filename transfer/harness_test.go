@@ -184,7 +184,7 @@ func (c *cluster) deps() Deps {
 			return nil
 		}
 		return c.paths(a, b)
-	}, LinkWait: 5 * time.Second}
+	}, LinkWait: 30 * time.Second}
 }
 
 // job makes a Job of what a person would write; every path is remote.
@@ -207,7 +207,7 @@ func (c *cluster) job(o Options, args ...string) Job {
 // cp copies and waits for the workers to have ended.
 func (c *cluster) cp(o Options, args ...string) (Result, error) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	r, err := Run(ctx, c.job(o, args...), c.deps(), nil)
 	c.waitAll()

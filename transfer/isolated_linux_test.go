@@ -162,7 +162,7 @@ func TestASilentCableIsLeft(t *testing.T) {
 	must(t, netlink.AddrDel(lo, addr("10.1.0.2")))
 	silent := time.Now()
 	b.until(t, "the silent one was left", func(p Progress) bool { return !linkOf(p, "one").Up })
-	if took := time.Since(silent); took > 6*time.Second {
+	if took := time.Since(silent); took > 30*time.Second {
 		t.Errorf("it took %v", took)
 	}
 	if _, err := b.wait(c); err != nil {

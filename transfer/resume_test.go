@@ -30,7 +30,7 @@ type begun struct {
 }
 
 func (c *cluster) begin(o Options, deps Deps, args ...string) *begun {
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	b := &begun{cancel: cancel, done: make(chan struct{})}
 	b.cond = sync.NewCond(&b.mu)
 	b.t = New(c.job(o, args...), deps, func(p Progress) {
@@ -79,7 +79,7 @@ func TestAKilledWorkerLeavesNothingHalfAndTheNextRunGoesOn(t *testing.T) {
 				write(t, c.home("alpha", fmt.Sprintf("d/s%02d", i)), random(t, 3000))
 			}
 			c.home("beta")
-			b := c.begin(Options{LimitBytesPerSecond: 40 << 20}, c.deps(), "alpha:d", "beta:")
+			b := c.begin(Options{LimitBytesPerSecond: 8 << 20}, c.deps(), "alpha:d", "beta:")
 			b.until(t, "12 MB were there", copied(12<<20))
 			c.kill(victim)
 			r, err := b.wait(c)
@@ -156,7 +156,7 @@ func TestCancellingKeepsWhatArrived(t *testing.T) {
 	data := random(t, 32<<20)
 	write(t, c.home("alpha", "x"), data)
 	c.home("beta")
-	b := c.begin(Options{LimitBytesPerSecond: 20 << 20}, c.deps(), "alpha:x", "beta:")
+	b := c.begin(Options{LimitBytesPerSecond: 8 << 20}, c.deps(), "alpha:x", "beta:")
 	b.until(t, "8 MB were there", copied(8<<20))
 	b.cancel()
 	r, err := b.wait(c)
@@ -187,7 +187,7 @@ func TestWhenTheCoordinatorDiesTheWorkersEndAndTheNextRunGoesOn(t *testing.T) {
 		streams = append(streams, s)
 		return s, err
 	}
-	b := c.begin(Options{LimitBytesPerSecond: 20 << 20}, deps, "alpha:x", "beta:")
+	b := c.begin(Options{LimitBytesPerSecond: 8 << 20}, deps, "alpha:x", "beta:")
 	b.until(t, "8 MB were there", copied(8<<20))
 	mu.Lock()
 	for _, s := range streams {
@@ -207,7 +207,7 @@ func TestWhatWasDamagedOnDiskIsNotResumed(t *testing.T) {
 	data := random(t, 24<<20)
 	write(t, c.home("alpha", "x"), data)
 	c.home("beta")
-	b := c.begin(Options{LimitBytesPerSecond: 16 << 20}, c.deps(), "alpha:x", "beta:")
+	b := c.begin(Options{LimitBytesPerSecond: 6 << 20}, c.deps(), "alpha:x", "beta:")
 	b.until(t, "8 MB were there", copied(8<<20))
 	b.cancel()
 	_, err := b.wait(c)
@@ -232,7 +232,7 @@ func TestANewVersionOfTheSourceIsNotMixedWithTheOld(t *testing.T) {
 	c := newCluster(t)
 	write(t, c.home("alpha", "x"), random(t, 24<<20))
 	c.home("beta")
-	b := c.begin(Options{LimitBytesPerSecond: 16 << 20}, c.deps(), "alpha:x", "beta:")
+	b := c.begin(Options{LimitBytesPerSecond: 6 << 20}, c.deps(), "alpha:x", "beta:")
 	b.until(t, "8 MB were there", copied(8<<20))
 	b.cancel()
 	_, err := b.wait(c)
@@ -259,8 +259,10 @@ func TestTwoAtOnceDoNotDisturbEachOther(t *testing.T) {
 	c.home("beta")
 	b := c.begin(Options{LimitBytesPerSecond: 12 << 20}, c.deps(), "alpha:d", "beta:")
 	b.until(t, "4 MB were there", copied(4<<20))
+	b.t.Pause() // or it might be done before the workers of the other have started
 	_, err := Run(context.Background(), c.job(Options{}, "alpha:d", "beta:"), c.deps(), nil)
 	wantFault(t, err, fault.StillRunning)
+	b.t.Resume()
 	if _, err := b.wait(c); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +274,7 @@ func TestPauseHoldsAndResumeGoesOn(t *testing.T) {
 	data := random(t, 40<<20)
 	write(t, c.home("alpha", "x"), data)
 	c.home("beta")
-	b := c.begin(Options{LimitBytesPerSecond: 24 << 20}, c.deps(), "alpha:x", "beta:")
+	b := c.begin(Options{LimitBytesPerSecond: 12 << 20}, c.deps(), "alpha:x", "beta:")
 	b.until(t, "4 MB were there", copied(4<<20))
 	b.t.Pause()
 	// What was under way arrives; then two looks, half a second apart, agree.

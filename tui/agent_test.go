@@ -366,7 +366,7 @@ func (u *user) press(keys ...string) {
 // until waits for something to be so, taking in what comes meanwhile.
 func (u *user) until(what string, so func() bool) {
 	u.t.Helper()
-	limit := time.After(15 * time.Second)
+	limit := time.After(time.Minute)
 	for !so() {
 		select {
 		case msg := <-u.msgs:

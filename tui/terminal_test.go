@@ -53,7 +53,7 @@ func (x terminal) tmux(args ...string) (string, error) {
 func (x terminal) sees(text string) string {
 	x.t.Helper()
 	last := ""
-	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); {
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); {
 		out, err := x.tmux("capture-pane", "-p", "-t", "s")
 		if err != nil {
 			x.t.Fatalf("%v: %s", err, out)
@@ -94,15 +94,28 @@ func TestInARealTerminal(t *testing.T) {
 			})
 			x.sees("3 nodes are ready")
 			// Nothing is torn: each frame of the screen has its corners where
-			// they belong, line by line as wide as the terminal.
-			screen := x.sees("5 To look at")
-			lines := strings.Split(strings.TrimRight(screen, "\n"), "\n")
-			if len(lines) != size.h {
-				t.Errorf("%d lines of %d:\n%s", len(lines), size.h, screen)
+			// they belong, line by line as wide as the terminal. A look may come
+			// while a frame is on its way.
+			whole := func(screen string) string {
+				lines := strings.Split(strings.TrimRight(screen, "\n"), "\n")
+				if len(lines) != size.h {
+					return fmt.Sprintf("%d lines of %d", len(lines), size.h)
+				}
+				for i, l := range lines[1 : len(lines)-1] {
+					if width(l) != size.w {
+						return fmt.Sprintf("line %d is %d cells wide: %q", i+2, width(l), l)
+					}
+				}
+				return ""
 			}
-			for i, l := range lines[1 : len(lines)-1] {
-				if width(l) != size.w {
-					t.Errorf("line %d is %d cells wide: %q", i+2, width(l), l)
+			for limit := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+				screen := x.sees("5 To look at")
+				wrong := whole(screen)
+				if wrong == "" {
+					break
+				}
+				if time.Now().After(limit) {
+					t.Fatalf("%s:\n%s", wrong, screen)
 				}
 			}
 			x.press("2", "Down", "Enter")

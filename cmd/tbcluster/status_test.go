@@ -178,7 +178,7 @@ func TestTabCompletesNames(t *testing.T) {
 	}
 	start := time.Now()
 	r := tb(t, nil, "__complete", "--socket", "/nonexistent/agent.sock", "ping", "")
-	if !strings.HasPrefix(r.out, ":") || time.Since(start) > 5*time.Second {
+	if !strings.HasPrefix(r.out, ":") || time.Since(start) > 30*time.Second {
 		t.Errorf("without an agent: %q after %s", r.out, time.Since(start))
 	}
 }

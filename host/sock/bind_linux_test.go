@@ -68,7 +68,7 @@ func greet(l net.Listener, word string) {
 // says dials and returns what the other side says.
 func says(t *testing.T, address string, o BindOptions) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := DialContext(ctx, "tcp", address, o)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestAListenerHearsItsInterfaceOnly(t *testing.T) {
 	dial := func(ns *nstest.Namespace) error {
 		var c net.Conn
 		var err error
-		ns.Do(func() { c, err = net.DialTimeout("tcp", "10.77.0.1:7001", 5*time.Second) })
+		ns.Do(func() { c, err = net.DialTimeout("tcp", "10.77.0.1:7001", time.Minute) })
 		if err != nil {
 			return err
 		}
@@ -159,7 +159,7 @@ func TestPacketsAreHeardOnTheirInterfaceOnly(t *testing.T) {
 		}
 		// The port is closed on that interface: the answer proves that the
 		// packet was there before the first neighbour's is sent.
-		if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Read(make([]byte, 9)); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -169,7 +169,7 @@ func TestPacketsAreHeardOnTheirInterfaceOnly(t *testing.T) {
 	send(second, "second")
 	send(first, "first")
 	b := make([]byte, 99)
-	if err := p.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := p.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n, _, err := p.ReadFrom(b)
@@ -214,7 +214,7 @@ func TestASilentCableEndsAConnection(t *testing.T) {
 			defer other.Close()
 			eventually := func(want bool) {
 				t.Helper()
-				for end := time.Now().Add(5 * time.Second); Acked(c) != want; time.Sleep(time.Millisecond) {
+				for end := time.Now().Add(time.Minute); Acked(c) != want; time.Sleep(time.Millisecond) {
 					if time.Now().After(end) {
 						t.Fatalf("acked: %t", !want)
 					}
@@ -227,7 +227,7 @@ func TestASilentCableEndsAConnection(t *testing.T) {
 			own.Run("nft", "table netdev silent { chain in { type filter hook ingress device one priority 0; policy drop; }; }")
 			t.Cleanup(func() { own.Run("nft", "delete", "table", "netdev", "silent") })
 			start := time.Now()
-			if err := c.SetDeadline(start.Add(20 * time.Second)); err != nil {
+			if err := c.SetDeadline(start.Add(time.Minute)); err != nil {
 				t.Fatal(err)
 			}
 			if write {
@@ -241,7 +241,7 @@ func TestASilentCableEndsAConnection(t *testing.T) {
 			if !errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("after %v: %v", took, err)
 			}
-			if took > 6*time.Second {
+			if took > 30*time.Second {
 				t.Errorf("ended after %v", took)
 			}
 			t.Logf("ended after %v", took)

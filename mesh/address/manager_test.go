@@ -26,6 +26,8 @@ type desk struct {
 	cond  *sync.Cond
 	nodes map[string]*machine
 	asked int // proposals so far
+	// saying has claims told in the order in which they were taken.
+	saying sync.Mutex
 	// spares are what all of them have besides the block.
 	spares []netip.Prefix
 }
@@ -61,6 +63,8 @@ func newDesk(t *testing.T) *desk {
 func (d *desk) node(id string) *machine {
 	n := &machine{d: d, id: id, state: filepath.Join(d.t.TempDir(), "addresses.json"), inUse: map[netip.Prefix]bool{},
 		nics: []host.Interface{{Name: "lo", Index: 1, Loopback: true, Up: true}, {Name: "eth0", Index: 2, Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.7.5/24")}}}, index: 2}
+	d.mu.Lock() // others may run already
+	defer d.mu.Unlock()
 	d.nodes[id] = n
 	return n
 }
@@ -91,6 +95,8 @@ func (n *machine) used(p netip.Prefix) bool { return n.inUse[p] }
 
 // changed does what the agent does: everybody hears of the claims.
 func (n *machine) changed() {
+	n.d.saying.Lock()
+	defer n.d.saying.Unlock()
 	n.d.mu.Lock()
 	all := map[string]*Manager{}
 	for id, o := range n.d.nodes {
@@ -284,13 +290,13 @@ func (n *machine) change(f func()) {
 // await waits, from one event to the next.
 func (d *desk) await(what string, ok func() bool) {
 	d.t.Helper()
-	timer := time.AfterFunc(10*time.Second, func() {
+	timer := time.AfterFunc(time.Minute, func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.cond.Broadcast()
 	})
 	defer timer.Stop()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
 			for id, n := range d.nodes {
@@ -342,12 +348,15 @@ func TestACableGetsFacingAddressesAndEqualMTUs(t *testing.T) {
 		t.Error("the lower ID has the higher address")
 	}
 	d.await("node addresses", func() bool { return a.m.NodeAddress().IsValid() && b.m.NodeAddress().IsValid() })
+	// Of an end that does not see its interface yet it is known later.
+	d.await("equal MTUs", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return a.nic("thunderbolt0").MTU == 9000 && b.nic("thunderbolt0").MTU == 9000
+	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, n := range []*machine{a, b} {
-		if got := n.nic("thunderbolt0").MTU; got != 9000 {
-			t.Errorf("%s has MTU %d", n.id, got)
-		}
 		if got := n.nic("thunderbolt0").Addresses; len(got) != 3 || !slices.Equal(got[:2], selfAssigned) {
 			t.Errorf("%s has addresses %v", n.id, got)
 		}
@@ -855,7 +864,7 @@ func TestAnAdoptedFilterIsLookedAt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for there := false; !there; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it is not put back")

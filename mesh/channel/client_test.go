@@ -59,12 +59,12 @@ func TestClientsAreServedByTheirNodeUntilTheyArePutOut(t *testing.T) {
 	}
 	laptop, m := newClient(t, a, "laptop", cert)
 	dial := func(c *tls.Config, at *node) (*tls.Conn, error) {
-		conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", at.addr.String(), c)
+		conn, err := tls.DialWithDialer(&net.Dialer{Timeout: time.Minute}, "tcp", at.addr.String(), c)
 		if err != nil {
 			return nil, err
 		}
 		t.Cleanup(func() { _ = conn.Close() })
-		if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err = conn.Write([]byte("x")); err == nil {

@@ -64,7 +64,7 @@ func newNodeOf(t testing.TB, name string, key *identity.Key) *node {
 }
 
 func ctx(t testing.TB) context.Context {
-	c, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	c, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return c
 }
@@ -90,7 +90,7 @@ func (n *node) trusts(other *node) bool {
 // last returns the last event and how many wrong tries came before it.
 func last(t testing.TB, inv *Invitation) (e Event, wrong int) {
 	t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	for {
 		select {
 		case next, ok := <-inv.Events:
@@ -470,7 +470,7 @@ func TestBadMessagesEndTheExchange(t *testing.T) {
 			if _, err := conn.Write(raw(conn)); err != nil {
 				return // cut off before it was all said
 			}
-			if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 				t.Fatal(err)
 			}
 			f, err := (&wire{rw: conn}).next()

@@ -16,7 +16,7 @@ import (
 // the code nothing.
 func TestSlowJoinerIsTold(t *testing.T) {
 	a, c := newNode(t, "a"), newNode(t, "c")
-	a.times.answer = 50 * time.Millisecond
+	a.times.answer = 500 * time.Millisecond
 	inv := a.open(t, 0)
 	conn, err := c.ch.DialUnpaired(ctx(t), channel.Pair, a.at()[0].Way)
 	if err != nil {
@@ -78,7 +78,7 @@ func TestSilenceIsATimeout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := newNode(t, "a"), newNode(t, "b")
-			b.times.joiner = 300 * time.Millisecond
+			b.times.joiner = 2 * time.Second
 			code := Number(a.id()) + "-ABCD-EFGH"
 			hung := make(chan error, 1)
 			defer a.ch.HandleUnpaired(channel.Pair, func(conn *channel.Conn) {
@@ -116,7 +116,7 @@ func TestSilenceIsATimeout(t *testing.T) {
 func TestOwnWorkIsNotTimed(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
-	const within = 300 * time.Millisecond
+	const within = time.Second
 	w := &wire{rw: near, within: within}
 	go func() {
 		other := &wire{rw: far}

@@ -15,7 +15,7 @@ import (
 )
 
 // patience is how long tests wait for what must come.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // driver is a model of the kernel's driver: it knows registers, rings and
 // control packets, and speaks to a host as QEMU does.

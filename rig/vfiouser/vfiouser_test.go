@@ -125,7 +125,7 @@ func start(t *testing.T, d vfiouser.Device) (*vfiotest.Client, chan error) {
 		_ = client.Close()
 		select {
 		case <-done:
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("the server does not end")
 		}
 	})
@@ -385,7 +385,7 @@ func TestInterruptsAsQEMUSendsThem(t *testing.T) {
 		if !want {
 			return
 		}
-		if n := v[i].Wait(5 * time.Second); n != 1 {
+		if n := v[i].Wait(time.Minute); n != 1 {
 			t.Errorf("vector %d came %d times", i, n)
 		}
 	}
@@ -414,7 +414,7 @@ func TestInterruptsAsQEMUSendsThem(t *testing.T) {
 	fire(0, true)
 	// Loopback and masking.
 	set(nil, none|trigger, msix, 3, 1)
-	if n := v[3].Wait(5 * time.Second); n != 1 {
+	if n := v[3].Wait(time.Minute); n != 1 {
 		t.Errorf("triggered by the client: %d", n)
 	}
 	set(nil, eventfd|trigger, 0, 0, 1, v[2].FD)
@@ -423,7 +423,7 @@ func TestInterruptsAsQEMUSendsThem(t *testing.T) {
 		t.Error("a masked interrupt came, or is lost")
 	}
 	set(nil, none|1<<4, 0, 0, 1)
-	if n := v[2].Wait(5 * time.Second); n != 1 {
+	if n := v[2].Wait(time.Minute); n != 1 {
 		t.Errorf("unmasked: %d", n)
 	}
 }
@@ -613,7 +613,7 @@ func FuzzMessages(f *testing.F) {
 		}
 		select {
 		case <-done:
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("the server does not end")
 		}
 	})

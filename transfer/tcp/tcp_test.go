@@ -43,7 +43,7 @@ func only(want transport.Hash) func(transport.Hash) bool {
 // pair returns two ends that know each other, and who listens.
 func pair(t *testing.T) (dialled, accepted transport.Conn, l transport.Listener) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	a, ah := certificate(t)
 	b, bh := certificate(t)
@@ -109,7 +109,7 @@ func TestAFrameThatDoesNotFitIsAnError(t *testing.T) {
 }
 
 func TestStrangersAreRefusedByBothSides(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	a, ah := certificate(t)
 	b, bh := certificate(t)
@@ -192,7 +192,7 @@ func TestClosingEndsWhoWaits(t *testing.T) {
 			if err == nil {
 				t.Error("no error")
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("still waiting")
 		}
 	}
