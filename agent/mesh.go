@@ -251,6 +251,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	var waiters []chan struct{}
 	news, pending := true, false
 	var last time.Time // the whole picture
+	least := gather
 	for {
 		begin := time.Now()
 		if news || pending && begin.Sub(last) > lookEvery(int(a.others.Load())) || begin.Sub(last) > pictureEvery {
@@ -262,7 +263,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 			close(w)
 		}
 		waiters = waiters[:0]
-		news = true
+		news, least = true, gather
 		select {
 		case <-ctx.Done():
 			return
@@ -272,7 +273,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		case <-members:
 			// Among many nodes one of them always tells a counter.
 			_, news = a.sections.readNews(a.member.Snapshot())
-			pending = true
+			pending, least = true, gatherAmong(int(a.others.Load()))
 		case <-found:
 			news = a.foundNews()
 		case <-slow.C:
@@ -286,7 +287,7 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 		}
 		// What changes together is seen together, and among many nodes, where
 		// something always changes, the picture is not all that this does.
-		wait := max(gather, min(gatherShare*took, gatherMost)-time.Since(begin))
+		wait := max(least, min(gatherShare*took, gatherMost)-time.Since(begin))
 		select {
 		case <-ctx.Done():
 			return
@@ -306,6 +307,16 @@ const (
 	// change.
 	pictureEvery = 30 * time.Second
 )
+
+// gatherAmong is how long what one of n others says waits for more: where
+// something changes, both ends of a cable tell of it and what follows from it, and
+// among many a picture for each costs more than it is worth.
+func gatherAmong(n int) time.Duration {
+	if n < 32 {
+		return gather
+	}
+	return min(time.Duration(n)*2*time.Millisecond, gatherMost)
+}
 
 // lookEvery is how often the counters of n others make a new picture: at once
 // among a few, and every sixteen seconds among 64.
