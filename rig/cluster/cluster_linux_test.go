@@ -424,15 +424,9 @@ func withoutLAN(t *testing.T, d *desk) {
 	d.copies(t, d.Host("b"), d.Host("a"), 1<<20, nil)
 }
 
-// healthy waits until doctor finds nothing: what was wrong a moment ago may be
-// true of the moment in which it was looked at.
 func healthy(t *testing.T, d *desk) {
 	for _, h := range d.Hosts() {
-		found := d.doctor(t, h)
-		for end := time.Now().Add(time.Minute); len(found) > 0 && time.Now().Before(end); found = d.doctor(t, h) {
-			time.Sleep(time.Second)
-		}
-		if len(found) > 0 {
+		if found := d.doctor(t, h); len(found) > 0 {
 			t.Errorf("host %s: all is well, and doctor finds %+v", h.Name(), found)
 		}
 	}
