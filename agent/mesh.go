@@ -251,7 +251,6 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	var waiters []chan struct{}
 	news, pending := true, false
 	var last time.Time // the whole picture
-	least := gather
 	for {
 		begin := time.Now()
 		if news || pending && begin.Sub(last) > lookEvery(int(a.others.Load())) || begin.Sub(last) > pictureEvery {
@@ -263,7 +262,8 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 			close(w)
 		}
 		waiters = waiters[:0]
-		news, least = true, gather
+		news = true
+		least := gather
 		select {
 		case <-ctx.Done():
 			return
