@@ -23,7 +23,7 @@ import (
 )
 
 // doctorEvery is how often a node among n others looks for what is wrong with it
-// unasked. Soon after a node or cable got into another state it looks too: most
+// unasked. Soon after a node or own cable got into another state it looks too: most
 // findings are about that, one that is gone should not stand there any longer,
 // and one that has come is wanted.
 func doctorEvery(n int) time.Duration {
@@ -66,8 +66,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// standing is another number when a node or cable came, went or got into
-// another state.
+// standing is another number when a node or a cable of this one came, went or got
+// into another state: no check is about the cables of others.
 func standing(s *v1.ClusterState) uint64 {
 	h := fnv.New64a()
 	put := func(id string, state int32) {
@@ -81,7 +81,9 @@ func standing(s *v1.ClusterState) uint64 {
 		put(n.Id, int32(n.State))
 	}
 	for _, l := range s.Links {
-		put(l.Id+l.B.GetNodeId(), int32(l.State))
+		if a, b := l.A.GetNodeId(), l.B.GetNodeId(); a == s.SelfNodeId || b == s.SelfNodeId {
+			put(l.Id+b, int32(l.State))
+		}
 	}
 	return h.Sum64()
 }

@@ -149,8 +149,12 @@ func TestWhatAnotherNodeFoundDoesNotOutliveWhatThisOneKnows(t *testing.T) {
 func TestTheDoctorLooksAgainWhenSomethingStandsOtherwise(t *testing.T) {
 	state := func() *v1.ClusterState {
 		return &v1.ClusterState{
-			Nodes: []*v1.Node{{Id: "a", State: v1.NodeState_NODE_STATE_UP}, {Id: "b", State: v1.NodeState_NODE_STATE_UP}},
-			Links: []*v1.Link{{Id: "l", State: v1.LinkState_LINK_STATE_PROVEN, B: &v1.LinkEnd{NodeId: "b"}}},
+			SelfNodeId: "a",
+			Nodes:      []*v1.Node{{Id: "a", State: v1.NodeState_NODE_STATE_UP}, {Id: "b", State: v1.NodeState_NODE_STATE_UP}},
+			Links: []*v1.Link{
+				{Id: "l", State: v1.LinkState_LINK_STATE_PROVEN, A: &v1.LinkEnd{NodeId: "a"}, B: &v1.LinkEnd{NodeId: "b"}},
+				{Id: "m", State: v1.LinkState_LINK_STATE_PROVEN, A: &v1.LinkEnd{NodeId: "b"}, B: &v1.LinkEnd{NodeId: "c"}},
+			},
 		}
 	}
 	before := standing(state())
@@ -170,5 +174,9 @@ func TestTheDoctorLooksAgainWhenSomethingStandsOtherwise(t *testing.T) {
 	s.Nodes[0].RttUs, s.Links[0].ATxBytes = 7, 1<<30
 	if standing(s) != before {
 		t.Error("numbers that move all the time are taken for news")
+	}
+	s.Links[1].State = v1.LinkState_LINK_STATE_DOWN
+	if standing(s) != before {
+		t.Error("a cable between two others is taken for news")
 	}
 }

@@ -3,6 +3,7 @@ package discover
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -20,9 +21,11 @@ const DefaultPort = 7871
 
 const (
 	// browseFor is how long one browse of the library is of use: it stops
-	// asking after the first answer and never tells of a node twice. With many
-	// nodes it is longer, by the square of their number in crowds, since every
-	// node answers every question of every other, and all hear all answers.
+	// asking after the first answer and never tells of a node twice. A crowd is
+	// asked by ourselves, each to answer to this node alone, and only where that
+	// does not arrive (behind a firewall that lets pass what is sent to the group)
+	// by a browse, whose answers all hear: so it lasts longer with many nodes, by
+	// the square of their number in crowds.
 	browseFor = 10 * time.Second
 	crowd     = 8
 	// longestBrowse bounds that: what nobody confirms has to go some day.
@@ -51,14 +54,9 @@ var askAt = []time.Duration{
 	1200 * time.Millisecond, 1800 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 6 * time.Second,
 }
 
-// askAmong is how often a new interface is asked among so many nodes: they have
-// answered by then, and who starts later says so unasked.
-func askAmong(nodes int) int {
-	if nodes < crowd {
-		return len(askAt)
-	}
-	return 3
-}
+// askCrowd is how often a crowd on a LAN is asked after a change of the interface:
+// they have answered by then, and who starts later says so unasked.
+const askCrowd = 3
 
 // Options are the settings of a Finder.
 type Options struct {
@@ -255,9 +253,15 @@ func (f *Finder) Run(ctx context.Context) error {
 	}
 	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
+	missed := make(chan struct{}, 1)
+	answered := func(who map[identity.NodeID]bool) {
+		if f.missed(who) {
+			signal(missed)
+		}
+	}
 
-	look, browse, save := time.NewTimer(beat.Until(lookEvery)), time.NewTimer(browseFor), time.NewTimer(beat.Until(saveEvery))
-	browses := 0
+	look, browse, save := time.NewTimer(beat.Until(lookEvery)), time.NewTimer(f.browseFor()), time.NewTimer(beat.Until(saveEvery))
+	browses, deaf := 0, false
 	defer look.Stop()
 	defer browse.Stop()
 	defer save.Stop()
@@ -277,7 +281,7 @@ func (f *Finder) Run(ctx context.Context) error {
 			// Among a few, said once too often is better than missed once.
 			m.announce(f.announcement())
 		}
-		if asked >= f.askAmong() {
+		if asked >= len(askAt) {
 			clear(asking)
 		}
 		for name := range changed {
@@ -304,20 +308,33 @@ func (f *Finder) Run(ctx context.Context) error {
 			anew()
 		case <-f.ask:
 			m.browse(ctx, nil)
-			f.trouble(nil, m.ask(nil))
+			f.trouble(nil, m.ask(ctx, nil, false, nil))
 		case <-f.announce:
 			m.announce(f.announcement())
 		case <-browse.C:
-			m.browse(ctx, nil)
 			browse.Reset(f.browseFor())
-			if browses++; browses%sendAgain == 0 {
-				f.trouble(nil, m.ask(nil))
+			if f.crowded() && !deaf {
+				m.browse(ctx, m.cableNames())
+				f.trouble(nil, m.ask(ctx, nil, true, answered))
+				continue
 			}
+			m.browse(ctx, nil)
+			deaf = false
+			if browses++; browses%sendAgain == 0 {
+				f.trouble(nil, m.ask(ctx, nil, false, nil))
+			}
+		case <-missed:
+			m.browse(ctx, nil)
 		case <-m.full:
+			deaf = true
 			browse.Reset(max(0, fullAgain-time.Since(m.browsedAt)))
 		case <-ask.C:
-			f.trouble(asking, m.ask(asking))
-			if asked++; asked < f.askAmong() {
+			among := f.crowded()
+			if among && asked >= askCrowd {
+				maps.DeleteFunc(asking, func(name string, _ bool) bool { return !m.cables[name] })
+			}
+			f.trouble(asking, m.ask(ctx, asking, among, nil))
+			if asked++; asked < len(askAt) {
 				ask.Reset(askAt[asked] - askAt[asked-1])
 			}
 		case <-save.C:
@@ -329,18 +346,19 @@ func (f *Finder) Run(ctx context.Context) error {
 	}
 }
 
-// askAmong is askAmong for the nodes of now.
-func (f *Finder) askAmong() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return askAmong(len(f.table.nodes))
-}
-
-// crowded reports whether there are so many nodes that what all of them hear costs.
+// crowded is table.crowded for the nodes of now.
 func (f *Finder) crowded() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.table.nodes) >= crowd
+	return f.table.crowded()
+}
+
+// missed reports whether anybody whose answer was expected is not among those who
+// gave one.
+func (f *Finder) missed(who map[identity.NodeID]bool) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table.missed(who, f.o.Clock.Now())
 }
 
 // browseFor is how long a browse lasts among the nodes of now.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"runtime"
@@ -25,8 +26,9 @@ import (
 const (
 	service = "_tbcluster._tcp"
 	domain  = "local."
-	// maxEntries ends a browse: the library remembers every name it was told.
-	maxEntries = 256
+	// maxEntries ends a browse: the library remembers every name it was told, in
+	// about a kilobyte. Among the most nodes that there are it is several for each.
+	maxEntries = 1024
 	// overlap is how long an old browse or announcement goes on beside the new.
 	overlap = 200 * time.Millisecond
 )
@@ -99,6 +101,13 @@ func (m *mdns) browse(ctx context.Context, changed map[string]bool) {
 	}
 }
 
+// cableNames are the interfaces of cables.
+func (m *mdns) cableNames() map[string]bool {
+	names := maps.Clone(m.cables)
+	maps.DeleteFunc(names, func(_ string, cable bool) bool { return !cable })
+	return names
+}
+
 // browseOn begins one browse.
 func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
@@ -139,13 +148,12 @@ func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.Cance
 	return stop
 }
 
-// announceOn says a again where the interfaces changed. Where they only went, or
-// have other addresses, the others need not hear of it: all nodes of a LAN would
-// hear it whenever somebody pulls a cable.
+// announceOn says a again where the interfaces changed, and nowhere else as far as
+// it can: all nodes of a LAN would hear it whenever somebody pulls a cable.
 func (m *mdns) announceOn(a Announcement, changed map[string]bool) {
 	here := map[int]bool{}
 	for _, i := range m.interfaces {
-		if m.server == nil || !m.serves[i.Index] {
+		if m.server == nil || !m.serves[i.Index] && !hearsAll {
 			m.announce(a)
 			return
 		}
@@ -157,9 +165,16 @@ func (m *mdns) announceOn(a Announcement, changed map[string]bool) {
 	}
 }
 
+// hearsAll says that a socket hears what is sent to a group on any interface where
+// some socket of the machine has joined it (ip(7), IP_MULTICAST_ALL). So a server
+// answers on an interface that came after it as soon as a browse has begun there.
+const hearsAll = runtime.GOOS == "linux"
+
 // say sends an announcement on the interfaces named, or on every one for nil.
 func (m *mdns) say(name string, txt []string, port uint16, on map[string]bool) {
-	m.speak(on, func(addrs []netip.Prefix) *dns.Msg { return response(name, int(port), txt, addrs, 120) })
+	v := newVoice()
+	defer v.close()
+	m.speak(v, on, func(i net.Interface) *dns.Msg { return response(name, int(port), txt, m.addresses[i.Name], 120) })
 }
 
 // next returns the turn of one more announcement.
@@ -217,8 +232,10 @@ func (m *mdns) goodbye() {
 	if !m.spoken {
 		return
 	}
+	v := newVoice()
+	defer v.close()
 	name, txt := m.instance("bye"), []string{"id=" + string(m.self), "bye=1"}
-	m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, DefaultPort, txt, addrs, 1) })
+	m.speak(v, nil, func(i net.Interface) *dns.Msg { return response(name, DefaultPort, txt, m.addresses[i.Name], 1) })
 }
 
 // close ends everything.
@@ -234,12 +251,83 @@ func (m *mdns) close() {
 }
 
 // ask sends a query on the interfaces named, or on every one for nil, and says
-// where that does not work.
-func (m *mdns) ask(on map[string]bool) []Trouble {
-	q := new(dns.Msg)
-	q.SetQuestion(service+"."+domain, dns.TypePTR)
-	q.Id, q.RecursionDesired = 0, false
-	return m.speak(on, func([]netip.Prefix) *dns.Msg { return q })
+// where that does not work. Among a crowd those on the LAN are asked to answer to
+// this node alone: else each of them would hear the answers of all. answered, if
+// any, is told in the end who did so, if such a question was asked.
+func (m *mdns) ask(ctx context.Context, on map[string]bool, crowd bool, answered func(map[identity.NodeID]bool)) []Trouble {
+	v, alone := newVoice(), false
+	troubles := m.speak(v, on, func(i net.Interface) *dns.Msg {
+		q := new(dns.Msg)
+		q.SetQuestion(service+"."+domain, dns.TypePTR)
+		q.Id, q.RecursionDesired = 0, false
+		if crowd && !m.cables[i.Name] {
+			q.Question[0].Qclass |= unicastAnswer
+			alone = true
+		}
+		return q
+	})
+	if !alone {
+		v.close()
+		return troubles
+	}
+	m.browsers.Go(func() {
+		defer v.close()
+		defer context.AfterFunc(ctx, v.close)()
+		who := m.listen(v)
+		if answered != nil && ctx.Err() == nil {
+			answered(who)
+		}
+	})
+	return troubles
+}
+
+// unicastAnswer asks for an answer to the asking node alone (RFC 6762, 5.4).
+const unicastAnswer = 1 << 15
+
+const (
+	// answerWithin is how long answers to this node alone are waited for.
+	answerWithin = time.Second
+	// maxAnswers bounds how many are read, by each family.
+	maxAnswers = maxEntries
+	// maxAnswer is the longest message of mDNS, bytes (RFC 6762, 17).
+	maxAnswer = 9000
+)
+
+// listen takes the answers to a question of v, and returns who gave them.
+func (m *mdns) listen(v *voice) map[identity.NodeID]bool {
+	var mu sync.Mutex
+	who := map[identity.NodeID]bool{}
+	var wg sync.WaitGroup
+	end := time.Now().Add(answerWithin)
+	for _, c := range []*net.UDPConn{v.c4, v.c6} {
+		if c == nil {
+			continue
+		}
+		wg.Go(func() {
+			if err := c.SetReadDeadline(end); err != nil {
+				return // closed: the end
+			}
+			buffer := make([]byte, maxAnswer)
+			for range maxAnswers {
+				n, _, err := c.ReadFromUDPAddrPort(buffer)
+				if err != nil {
+					return
+				}
+				list, err := parseAnswer(buffer[:n])
+				if err != nil {
+					m.log.Debug("an answer that is none of ours", "error", err)
+				}
+				for _, s := range list {
+					m.found(s)
+					mu.Lock()
+					who[s.node] = true
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return who
 }
 
 var (
@@ -247,50 +335,61 @@ var (
 	group6 = &net.UDPAddr{IP: net.ParseIP("ff02::fb"), Port: 5353}
 )
 
+// voice is a socket of each family to speak by.
+type voice struct {
+	c4, c6     *net.UDPConn // nil where there is none
+	err4, err6 error
+}
+
+func newVoice() *voice {
+	v := &voice{}
+	if v.c4, v.err4 = net.ListenUDP("udp4", nil); v.err4 == nil {
+		v.err4 = ipv4.NewPacketConn(v.c4).SetMulticastTTL(255)
+	}
+	if v.c6, v.err6 = net.ListenUDP("udp6", nil); v.err6 == nil {
+		v.err6 = ipv6.NewPacketConn(v.c6).SetMulticastHopLimit(255)
+	}
+	return v
+}
+
+// close ends a voice; twice is no harm.
+func (v *voice) close() {
+	for _, c := range []*net.UDPConn{v.c4, v.c6} {
+		if c != nil {
+			_ = c.Close() // nothing was written that is not sent
+		}
+	}
+}
+
 // speak sends a message on the interfaces named, or on every one for nil, over
 // both families.
-func (m *mdns) speak(on map[string]bool, of func(addrs []netip.Prefix) *dns.Msg) (troubles []Trouble) {
-	var four *ipv4.PacketConn
-	var six *ipv6.PacketConn
-	c4, err4 := net.ListenUDP("udp4", nil)
-	if err4 == nil {
-		defer c4.Close()
-		four = ipv4.NewPacketConn(c4)
-		err4 = four.SetMulticastTTL(255)
-	}
-	c6, err6 := net.ListenUDP("udp6", nil)
-	if err6 == nil {
-		defer c6.Close()
-		six = ipv6.NewPacketConn(c6)
-		err6 = six.SetMulticastHopLimit(255)
-	}
+func (m *mdns) speak(v *voice, on map[string]bool, of func(net.Interface) *dns.Msg) (troubles []Trouble) {
 	for _, i := range m.interfaces {
 		if on != nil && !on[i.Name] {
 			continue
 		}
-		addrs := m.addresses[i.Name]
-		data, err := of(addrs).Pack()
+		data, err := of(i).Pack()
 		if err != nil {
 			m.log.Error("cannot pack an mDNS message", "error", err)
 			return troubles
 		}
 		has4, has6 := false, false
-		for _, p := range addrs {
+		for _, p := range m.addresses[i.Name] {
 			has4 = has4 || p.Addr().Is4()
 			has6 = has6 || p.Addr().Is6()
 		}
 		var errs []error
 		if has4 {
-			err := err4
+			err := v.err4
 			if err == nil {
-				_, err = four.WriteTo(data, &ipv4.ControlMessage{IfIndex: i.Index}, group4)
+				_, err = ipv4.NewPacketConn(v.c4).WriteTo(data, &ipv4.ControlMessage{IfIndex: i.Index}, group4)
 			}
 			errs = append(errs, err)
 		}
 		if has6 {
-			err := err6
+			err := v.err6
 			if err == nil {
-				_, err = six.WriteTo(data, &ipv6.ControlMessage{IfIndex: i.Index}, group6)
+				_, err = ipv6.NewPacketConn(v.c6).WriteTo(data, &ipv6.ControlMessage{IfIndex: i.Index}, group6)
 			}
 			errs = append(errs, err)
 		}

@@ -18,15 +18,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
-
 	"tbcluster/mesh/identity"
 )
 
 // The nodes of these tests are processes in network namespaces of their own,
 // joined by veth pairs: nothing leaves them.
 
-const nodeEnv = "DISCOVER_TEST_NODE"
+const (
+	nodeEnv = "DISCOVER_TEST_NODE"
+	// crowdEnv makes one other node a crowd that is asked ten times a second.
+	crowdEnv = "DISCOVER_TEST_CROWD"
+)
 
 func TestMain(m *testing.M) {
 	if self := os.Getenv(nodeEnv); self != "" {
@@ -42,6 +44,7 @@ func TestMain(m *testing.M) {
 // command is a line to a node, report one from it.
 type command struct {
 	Start, Rescan, Ask, Stop bool
+	Report                   bool // at once
 	Announce                 *Announcement
 	Forge                    int // answers of nodes that do not exist
 }
@@ -63,6 +66,9 @@ func nodeMain(self identity.NodeID) error {
 	if err != nil {
 		return err
 	}
+	if os.Getenv(crowdEnv) != "" {
+		f.table.crowd, f.table.period = 1, 50*time.Millisecond
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -75,14 +81,18 @@ func nodeMain(self identity.NodeID) error {
 			lines <- in.Text()
 		}
 	}()
+	stopped := report{Stopped: true}
+	report := func() error {
+		r := report{Candidates: f.Candidates()}
+		for _, t := range f.Troubles() {
+			r.Troubles = append(r.Troubles, fmt.Sprintf("%s %s", t.Interface, t.Cause))
+		}
+		return out.Encode(r)
+	}
 	for {
 		select {
 		case <-changed:
-			r := report{Candidates: f.Candidates()}
-			for _, t := range f.Troubles() {
-				r.Troubles = append(r.Troubles, fmt.Sprintf("%s %s", t.Interface, t.Cause))
-			}
-			if err := out.Encode(r); err != nil {
+			if err := report(); err != nil {
 				return err
 			}
 		case line, ok := <-lines:
@@ -102,6 +112,10 @@ func nodeMain(self identity.NodeID) error {
 				f.Rescan()
 			case c.Ask:
 				f.Ask()
+			case c.Report:
+				if err := report(); err != nil {
+					return err
+				}
 			case c.Forge > 0:
 				if err := forge(c.Forge); err != nil {
 					return err
@@ -111,7 +125,7 @@ func nodeMain(self identity.NodeID) error {
 				if err := <-ended; err != nil {
 					return err
 				}
-				return out.Encode(report{Stopped: true})
+				return out.Encode(stopped)
 			}
 		}
 	}
@@ -144,7 +158,7 @@ func forge(n int) error {
 	}
 	for range n {
 		name, txt := m.instance("forged"), Announcement{Name: "forged", Port: 7871}.txt(forgedID(), turn{"forged", 1})
-		m.speak(nil, func(addrs []netip.Prefix) *dns.Msg { return response(name, 7871, txt, addrs, 120) })
+		m.say(name, txt, 7871, nil)
 		time.Sleep(time.Millisecond) // a thousand a second at most
 	}
 	return nil
@@ -458,6 +472,19 @@ func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	a.ip("link", "delete", "thunderbolt0")
 	a.tell(command{Rescan: true})
 	a.until("no gamma on the cable", not(at(c.id, "thunderbolt0", "")))
+	// The cable that comes, under another name, leads to somebody who starts later
+	// and is answered there.
+	d := newNode(t)
+	cable(a, "thunderbolt1", d, "thunderbolt2")
+	a.up("thunderbolt1")
+	d.up("thunderbolt2")
+	a.settled("thunderbolt1")
+	d.settled("thunderbolt2")
+	a.tell(command{Rescan: true})
+	d.start(Announcement{Name: "delta", Port: 7871})
+	a.until("delta", at(d.id, "thunderbolt1", "[fe80"))
+	d.tell(command{Ask: true}) // those who asked have had their answers
+	d.until("alpha", at(a.id, "thunderbolt2", "[fe80"))
 	// What changes on the LAN is heard there.
 	a.ip("address", "add", "203.0.113.1/24", "dev", "lan0")
 	a.tell(command{Rescan: true})
@@ -465,6 +492,75 @@ func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	maps.DeleteFunc(names, func(name string, _ bool) bool { return before[name] })
 	if len(names) != 1 {
 		t.Errorf("%d new announcements of alpha were heard: %v", len(names), names)
+	}
+}
+
+// Among a crowd each node asks for itself: nobody else hears what it is answered.
+// Where only what is sent to all comes through, it is asked for that.
+func TestACrowdAnswersTheOneWhoAsks(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("no nft here:", err)
+	}
+	t.Setenv(crowdEnv, "1")
+	a, b := newNode(t), newNode(t)
+	cable(a, "lan0", b, "lan0")
+	a.up("lan0", "192.0.2.1/24")
+	b.up("lan0", "192.0.2.2/24")
+	a.settled("lan0")
+	b.settled("lan0")
+	b.run("nft", "add table inet t")
+	b.run("nft", "add counter inet t everybody")
+	b.run("nft", "add counter inet t asker")
+	b.run("nft", "add chain inet t out { type filter hook output priority 0; }")
+	b.run("nft", "add rule inet t out udp sport 5353 ip daddr 224.0.0.251 counter name everybody")
+	b.run("nft", "add rule inet t out udp sport 5353 ip6 daddr ff02::fb counter name everybody")
+	b.run("nft", "add rule inet t out udp sport 5353 ip daddr 192.0.2.1 counter name asker")
+	count := func(name string) (packets int) {
+		t.Helper()
+		out := b.run("nft", "list counter inet t "+name)
+		_, rest, _ := strings.Cut(out, "packets ")
+		if _, err := fmt.Sscan(rest, &packets); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return packets
+	}
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.start(Announcement{Name: "beta", Port: 7871})
+	a.until("beta", at(b.id, "lan0", "192.0.2.2"))
+	b.until("alpha", at(a.id, "lan0", "192.0.2.1"))
+	// again waits until alpha has heard beta that many times more.
+	again := func(times int) {
+		t.Helper()
+		var last time.Time
+		a.until("beta anew", func(r report) bool {
+			for _, c := range r.Candidates {
+				if c.Node == b.id && c.Seen.After(last) {
+					last = c.Seen
+					times--
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+			a.tell(command{Report: true})
+			return times < 0
+		})
+	}
+	// What a start says to all ends.
+	for end := time.Now().Add(time.Minute); ; {
+		all, one := count("everybody"), count("asker")
+		again(20)
+		if count("everybody") == all && count("asker") > one {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("all hear what one of them asks: %d answers to all, %d to one", count("everybody"), count("asker"))
+		}
+	}
+	a.run("nft", "add table inet t")
+	a.run("nft", "add chain inet t in { type filter hook input priority 0; }")
+	a.run("nft", "add rule inet t in udp sport 5353 udp dport != 5353 drop")
+	again(5)
+	if !at(b.id, "lan0", "192.0.2.2")(a.last) {
+		t.Errorf("beta is known no more: %+v", a.last)
 	}
 }
 
@@ -489,7 +585,7 @@ func TestBlockedMulticastIsSaid(t *testing.T) {
 	a.until("its end", func(r report) bool { return len(r.Troubles) == 0 })
 }
 
-// A flood of forged answers fills a browse in a quarter of a second. It is begun
+// A flood of forged answers fills a browse in a second. It is begun
 // anew soon, so that a node that comes then is found all the same, long before
 // the browse would have ended by itself.
 func TestAFloodHidesNobody(t *testing.T) {
@@ -498,8 +594,8 @@ func TestAFloodHidesNobody(t *testing.T) {
 	a.up("lan0", "192.0.2.1/24")
 	b.up("lan0", "192.0.2.2/24")
 	a.start(Announcement{Name: "alpha", Port: 7871})
-	full := func(r report) bool { return len(r.Candidates) >= maxEntries-maxEntries/8 }
-	b.tell(command{Forge: 3 * maxEntries})
+	full := func(r report) bool { return len(r.Candidates) >= maxNodes-maxNodes/8 }
+	b.tell(command{Forge: 2 * maxEntries})
 	a.until("the forged ones", full)
 	b.start(Announcement{Name: "beta", Port: 7871})
 	a.until("beta among them", at(b.id, "lan0", "192.0.2.2:7871"))

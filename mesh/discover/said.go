@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/miekg/dns"
 
 	"tbcluster/mesh/identity"
 )
@@ -16,6 +19,7 @@ const (
 	maxTXT       = 32  // strings
 	maxString    = 255 // bytes of one, by the standard
 	maxAddresses = 16
+	maxInstances = 16 // names in one message
 )
 
 // proto is the major version of the control protocol that we announce.
@@ -118,6 +122,61 @@ func parseSaid(instance string, txt []string, port int, ips []net.IP) (said, err
 		}
 	}
 	return s, nil
+}
+
+// parseAnswer reads the announcements in a message, of the first maxInstances names
+// in it. One that cannot be read is left out; the error is that of the last.
+func parseAnswer(data []byte) (list []said, err error) {
+	msg := new(dns.Msg)
+	if err := msg.Unpack(data); err != nil {
+		return nil, err
+	}
+	if !msg.Response {
+		return nil, errors.New("a question")
+	}
+	const serviceName = service + "." + domain
+	records := slices.Concat(msg.Answer, msg.Ns, msg.Extra)
+	var names []string
+	for _, r := range records {
+		// A name that is not to be kept for a moment is one that goes.
+		if p, ok := r.(*dns.PTR); ok && p.Hdr.Name == serviceName && p.Hdr.Ttl > 0 && len(names) < maxInstances && !slices.Contains(names, p.Ptr) {
+			names = append(names, p.Ptr)
+		}
+	}
+	for _, name := range names {
+		var txt []string
+		var ips []net.IP
+		port, host := 0, ""
+		for _, r := range records {
+			if r.Header().Name != name {
+				continue
+			}
+			switch r := r.(type) {
+			case *dns.SRV:
+				port, host = int(r.Port), r.Target
+			case *dns.TXT:
+				txt = r.Txt
+			}
+		}
+		for _, r := range records {
+			if host == "" || r.Header().Name != host {
+				continue
+			}
+			switch r := r.(type) {
+			case *dns.A:
+				ips = append(ips, r.A)
+			case *dns.AAAA:
+				ips = append(ips, r.AAAA)
+			}
+		}
+		s, wrong := parseSaid(strings.TrimSuffix(name, "."+serviceName), txt, port, ips)
+		if wrong != nil {
+			err = wrong
+			continue
+		}
+		list = append(list, s)
+	}
+	return list, err
 }
 
 // usable says whether a node can be at such an address.

@@ -84,7 +84,13 @@ type table struct {
 	// invites is Options.Invites.
 	invites func(identity.NodeID, string) bool
 	nodes   map[identity.NodeID]*found
+	// crowd and period are the constant crowd and browseFor where they are 0.
+	crowd  int
+	period time.Duration
 }
+
+// crowded reports whether there are so many nodes that what all of them hear costs.
+func (t *table) crowded() bool { return len(t.nodes) >= cmp.Or(t.crowd, crowd) }
 
 // at returns the entry of a node, made if there is room for it.
 func (t *table) at(node identity.NodeID) *found {
@@ -191,12 +197,14 @@ func (t *table) tidy(f *found) {
 
 // browseFor is how long a browse lasts among so many nodes.
 func (t *table) browseFor() time.Duration {
-	crowds := len(t.nodes) / crowd
-	return min(browseFor*time.Duration(1+crowds*crowds), longestBrowse)
+	crowds := len(t.nodes) / cmp.Or(t.crowd, crowd)
+	return min(cmp.Or(t.period, browseFor)*time.Duration(1+crowds*crowds), longestBrowse)
 }
 
 // goneAfter is how long a node may say nothing before it counts as gone.
-func (t *table) goneAfter() time.Duration { return goneAfter*t.browseFor() + browseFor/2 }
+func (t *table) goneAfter() time.Duration {
+	return goneAfter*t.browseFor() + cmp.Or(t.period, browseFor)/2
+}
 
 // ReachedGap is how long Reached may say nothing of a node without that being a
 // new beginning.
@@ -228,6 +236,21 @@ func (t *table) unheard(now time.Time) []identity.NodeID {
 	}
 	slices.Sort(list)
 	return list
+}
+
+// missed reports whether anybody whose answer was expected is not among those who
+// gave one: a node in reach that announced itself, or all of those that did.
+func (t *table) missed(who map[identity.NodeID]bool, now time.Time) bool {
+	some := false
+	for id, f := range t.nodes {
+		if f.seen.IsZero() || who[id] {
+			continue
+		}
+		if some = true; now.Sub(f.reachedAt) <= ReachedGap {
+			return true
+		}
+	}
+	return some && len(who) == 0
 }
 
 // expire drops what was not heard of for long.

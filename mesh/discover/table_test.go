@@ -2,6 +2,7 @@ package discover
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"net/netip"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 
 	"tbcluster/api/fault"
 	"tbcluster/mesh/identity"
@@ -317,6 +320,111 @@ func TestWhatIsOverDoesNotCountAgain(t *testing.T) {
 			t.Fatalf("hidden: %+v", c)
 		}
 	}
+}
+
+func TestWhoIsMissedAmongAnswers(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	for what, c := range map[string]struct {
+		heard, reached, answered string
+		want                     bool
+	}{
+		"nobody is there":                     {"", "", "", false},
+		"all answer":                          {"ab", "ab", "ab", false},
+		"nobody answers":                      {"ab", "", "", true},
+		"a stranger does not answer":          {"ab", "a", "a", false},
+		"a member does not":                   {"ab", "ab", "a", true},
+		"a member that nobody heard does not": {"a", "ab", "a", false},
+		"somebody new answers":                {"a", "a", "ab", false},
+	} {
+		tab := table{self: newID(t), known: func(identity.NodeID) bool { return false }, nodes: map[identity.NodeID]*found{}}
+		ids := map[rune]identity.NodeID{'a': newID(t), 'b': newID(t)}
+		for _, r := range c.heard {
+			tab.heard(said{node: ids[r], port: 1}, now)
+		}
+		for _, r := range c.reached {
+			tab.reached(ids[r], now)
+		}
+		who := map[identity.NodeID]bool{}
+		for _, r := range c.answered {
+			who[ids[r]] = true
+		}
+		if got := tab.missed(who, now); got != c.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
+// answer packs an announcement, changed before.
+func answer(t testing.TB, id identity.NodeID, change func(*dns.Msg)) []byte {
+	t.Helper()
+	msg := response("n", 7871, Announcement{Name: "n", Port: 7871}.txt(id, turn{"a", 1}), prefixes("192.0.2.9/24", "fe80::9/64"), 120)
+	change(msg)
+	data, err := msg.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestAnswersToOneAreRead(t *testing.T) {
+	id := newID(t)
+	list, err := parseAnswer(answer(t, id, func(m *dns.Msg) { m.Extra, m.Answer = m.Answer[1:], m.Answer[:1] }))
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if s := list[0]; s.node != id || s.name != "n" || s.instance != "n" || s.port != 7871 || s.turn != (turn{"a", 1}) ||
+		!slices.Equal(s.addrs, []netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("fe80::9")}) {
+		t.Errorf("%+v", s)
+	}
+	for what, change := range map[string]func(*dns.Msg){
+		"a question":            func(m *dns.Msg) { m.Response = false },
+		"a name that goes":      func(m *dns.Msg) { m.Answer[0].Header().Ttl = 0 },
+		"another service":       func(m *dns.Msg) { m.Answer[0].Header().Name = "_other._tcp.local." },
+		"nothing but a name":    func(m *dns.Msg) { m.Answer = m.Answer[:1] },
+		"a text without a name": func(m *dns.Msg) { m.Answer = m.Answer[1:] },
+	} {
+		if list, _ := parseAnswer(answer(t, id, change)); len(list) != 0 {
+			t.Errorf("%s: %+v", what, list)
+		}
+	}
+	many := answer(t, id, func(m *dns.Msg) {
+		for i := range 100 {
+			more := response(fmt.Sprint(i), 7871, Announcement{Name: "n", Port: 7871}.txt(id, turn{"a", 1}), nil, 120)
+			m.Answer = append(m.Answer, more.Answer...)
+		}
+	})
+	if list, err := parseAnswer(many); err != nil || len(list) != maxInstances {
+		t.Errorf("%d of many names are read, %v", len(list), err)
+	}
+}
+
+// FuzzParseAnswer reads what anybody may send to the one who asked.
+func FuzzParseAnswer(f *testing.F) {
+	k, err := identity.NewKey()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, change := range []func(*dns.Msg){
+		func(*dns.Msg) {},
+		func(m *dns.Msg) { m.Answer = append(m.Answer, m.Answer...) },
+		func(m *dns.Msg) { m.Answer = m.Answer[:1] },
+		func(m *dns.Msg) { m.Ns, m.Answer = m.Answer, nil },
+		func(m *dns.Msg) { m.Response = false },
+	} {
+		f.Add(answer(f, k.ID(), change))
+	}
+	f.Add([]byte{0, 0, 0x84, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xc0, 0x0c})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		list, err := parseAnswer(data)
+		if len(list) > maxInstances {
+			t.Errorf("%d announcements", len(list))
+		}
+		for _, s := range list {
+			if s.node == "" || !s.bye && s.port == 0 || len(s.addrs) > maxAddresses || strings.ContainsAny(s.name+s.os+s.instance+s.pair, "\x1b\n\x00") {
+				t.Errorf("%+v, %v", s, err)
+			}
+		}
+	})
 }
 
 func TestHostileAnnouncements(t *testing.T) {
