@@ -213,10 +213,9 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 	}
 	news, cancel := a.finder.Subscribe()
 	defer cancel()
-	a.finder.Ask()
 	deadline := time.NewTimer(joinFor)
 	defer deadline.Stop()
-	again := time.NewTicker(askEvery)
+	again := time.NewTimer(0) // it may be known already
 	defer again.Stop()
 	for {
 		var out []pair.Candidate
@@ -241,6 +240,7 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 		case <-news:
 		case <-again.C:
 			a.finder.Ask()
+			again.Reset(askEvery)
 		case <-deadline.C:
 			return nil, fault.Newf(fault.PairingFailed,
 				"see that `tbcluster pair` still waits there and that a cable or the network joins both; or name it: tbcluster pair CODE --address HOST",

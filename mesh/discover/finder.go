@@ -54,9 +54,16 @@ var askAt = []time.Duration{
 	1200 * time.Millisecond, 1800 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 6 * time.Second,
 }
 
-// askCrowd is how often a crowd on a LAN is asked after a change of the interface:
-// they have answered by then, and who starts later says so unasked.
-const askCrowd = 3
+const (
+	// askCrowd is how often a crowd on a LAN is asked after a change of the
+	// interface: they have answered by then, and who starts later says so unasked.
+	askCrowd = 3
+	// missedOften is how often in a row somebody of a crowd does not answer to this
+	// node alone until all are made to hear it, missedAgain how soon they are asked
+	// again: a datagram is lost, or a machine is busy for a moment.
+	missedOften = 3
+	missedAgain = 2 * time.Second
+)
 
 // Options are the settings of a Finder.
 type Options struct {
@@ -253,11 +260,17 @@ func (f *Finder) Run(ctx context.Context) error {
 	}
 	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
-	missed := make(chan struct{}, 1)
-	answered := func(who map[identity.NodeID]bool) {
-		if f.missed(who) {
-			signal(missed)
-		}
+	// all tells whether a crowd that was asked has answered; missed counts how often
+	// it has not.
+	all, missed := make(chan bool, 1), 0
+	askEach := func() {
+		m.browse(ctx, m.cableNames())
+		f.trouble(nil, m.ask(ctx, nil, true, func(who map[identity.NodeID]bool) {
+			select {
+			case all <- !f.missed(who):
+			default: // two at once are one
+			}
+		}))
 	}
 
 	look, browse, save := time.NewTimer(beat.Until(lookEvery)), time.NewTimer(f.browseFor()), time.NewTimer(beat.Until(saveEvery))
@@ -307,6 +320,11 @@ func (f *Finder) Run(ctx context.Context) error {
 		case <-f.rescan:
 			anew()
 		case <-f.ask:
+			if f.crowded() && !deaf {
+				missed = missedOften - 1 // somebody waits
+				askEach()
+				continue
+			}
 			m.browse(ctx, nil)
 			f.trouble(nil, m.ask(ctx, nil, false, nil))
 		case <-f.announce:
@@ -314,8 +332,7 @@ func (f *Finder) Run(ctx context.Context) error {
 		case <-browse.C:
 			browse.Reset(f.browseFor())
 			if f.crowded() && !deaf {
-				m.browse(ctx, m.cableNames())
-				f.trouble(nil, m.ask(ctx, nil, true, answered))
+				askEach()
 				continue
 			}
 			m.browse(ctx, nil)
@@ -323,8 +340,17 @@ func (f *Finder) Run(ctx context.Context) error {
 			if browses++; browses%sendAgain == 0 {
 				f.trouble(nil, m.ask(ctx, nil, false, nil))
 			}
-		case <-missed:
-			m.browse(ctx, nil)
+		case well := <-all:
+			switch {
+			case well:
+				missed = 0
+			case missed+1 < missedOften:
+				missed++
+				browse.Reset(missedAgain)
+			default:
+				missed = 0
+				m.browse(ctx, nil)
+			}
 		case <-m.full:
 			deaf = true
 			browse.Reset(max(0, fullAgain-time.Since(m.browsedAt)))
