@@ -33,8 +33,15 @@ type nodeSections struct {
 
 // sectionCache decodes each version of a section once.
 type sectionCache struct {
-	have map[string]map[string]decoded // by node, then name
-	seen map[string]nodeView           // by node, besides its sections
+	have map[string]*cached // by node
+}
+
+// cached is what is kept of a node.
+type cached struct {
+	revision uint64
+	byName   map[string]decoded
+	sections nodeSections
+	view     nodeView
 }
 
 // nodeView is what is told of a node besides its sections, as far as a change of
@@ -53,7 +60,7 @@ type decoded struct {
 }
 
 func newSectionCache() *sectionCache {
-	return &sectionCache{have: map[string]map[string]decoded{}, seen: map[string]nodeView{}}
+	return &sectionCache{have: map[string]*cached{}}
 }
 
 // newSection returns an empty message for a section, or nil for one that is
@@ -86,35 +93,50 @@ func (c *sectionCache) read(views []member.NodeView) map[string]nodeSections {
 // readNews is read, and reports whether anything is new since it was called last
 // but counters, round trips, and how much memory and disk are free.
 func (c *sectionCache) readNews(views []member.NodeView) (known map[string]nodeSections, news bool) {
-	out := make(map[string]nodeSections, len(views))
-	next := make(map[string]map[string]decoded, len(views))
-	seen := make(map[string]nodeView, len(views))
+	known = make(map[string]nodeSections, len(views)+1)
 	for _, v := range views {
 		id := string(v.ID)
-		byName := map[string]decoded{}
-		for name, s := range v.Sections {
-			d := c.have[id][name]
-			if d.incarnation != v.Incarnation || d.version != s.Version || d.message == nil {
-				m := newSection(name)
-				if m == nil {
-					continue
-				}
-				if err := proto.Unmarshal(s.Data, m); err != nil {
-					m = nil
-				}
-				news = news || d.message == nil || m == nil || !proto.Equal(lasting(d.message), lasting(m))
-				d = decoded{v.Incarnation, s.Version, m}
-			}
-			byName[name] = d
+		of := c.have[id]
+		if of == nil {
+			of, news = &cached{}, true
+			c.have[id] = of
 		}
-		next[id] = byName
-		out[id] = sectionsOf(byName)
-		seen[id] = nodeView{v.State, v.Reason, v.Via, v.Incarnation, v.Version, v.Since}
-		news = news || len(byName) != len(c.have[id])
+		if view := (nodeView{v.State, v.Reason, v.Via, v.Incarnation, v.Version, v.Since}); of.view != view {
+			of.view, news = view, true
+		}
+		if of.byName == nil || of.revision != v.Revision {
+			news = of.read(v) || news
+		}
+		known[id] = of.sections
 	}
-	news = news || !maps.Equal(seen, c.seen)
-	c.have, c.seen = next, seen
-	return out, news
+	if len(known) != len(c.have) {
+		news = true
+		maps.DeleteFunc(c.have, func(id string, _ *cached) bool { _, ok := known[id]; return !ok })
+	}
+	return known, news
+}
+
+// read takes what the node says now, and reports whether anything of it is new.
+func (c *cached) read(v member.NodeView) (news bool) {
+	byName := make(map[string]decoded, len(v.Sections))
+	for name, s := range v.Sections {
+		d := c.byName[name]
+		if d.incarnation != v.Incarnation || d.version != s.Version || d.message == nil {
+			m := newSection(name)
+			if m == nil {
+				continue
+			}
+			if err := proto.Unmarshal(s.Data, m); err != nil {
+				m = nil
+			}
+			news = news || d.message == nil || m == nil || !proto.Equal(lasting(d.message), lasting(m))
+			d = decoded{v.Incarnation, s.Version, m}
+		}
+		byName[name] = d
+	}
+	news = news || len(byName) != len(c.byName)
+	c.revision, c.byName, c.sections = v.Revision, byName, sectionsOf(byName)
+	return news
 }
 
 // lasting is a section without what changes all the time. It may be the section

@@ -19,6 +19,7 @@ func TestCountersAreNoNews(t *testing.T) {
 	version := uint64(0)
 	say := func() []member.NodeView {
 		version++
+		view.Revision = version
 		view.Sections = map[string]member.Section{"unheard-of": {Version: version, Data: []byte{1}}}
 		for name, m := range map[string]proto.Message{sectionLinks: links, sectionNode: node} {
 			data, err := proto.Marshal(m)
@@ -60,6 +61,9 @@ func TestCountersAreNoNews(t *testing.T) {
 		if k := known["B"]; !proto.Equal(k.links, links) || !proto.Equal(k.node, node) {
 			t.Errorf("%s: known is %v, %v", x.what, k.links, k.node)
 		}
+	}
+	if _, news := c.readNews([]member.NodeView{view}); news {
+		t.Error("the same once more is news")
 	}
 	if _, news := c.readNews(nil); !news {
 		t.Error("a node that is gone is no news")

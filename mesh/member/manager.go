@@ -79,8 +79,11 @@ type NodeView struct {
 	Version     string // of tbcluster there
 	Features    []string
 	// Met is set once it was heard from since this start.
-	Met       bool
+	Met bool
+	// Sections is shared, and not to be changed. Revision is another number
+	// whenever Sections is another than before.
 	Sections  map[string]Section
+	Revision  uint64
 	RTT       time.Duration // 0 if unknown
 	Via       string        // way of the stream; "" when there is none
 	ClockSkew time.Duration // its clock minus ours; 0 if unknown
@@ -104,6 +107,7 @@ type Manager struct {
 	own         map[string]Section
 	merged      []byte // the records of trust that were merged last
 	peers       map[identity.NodeID]*peer
+	revision    uint64 // the last of a peer's sections
 	subscribers map[int]chan struct{}
 	nextSub     int
 	dirty       chan struct{} // something to keep has changed
@@ -276,8 +280,10 @@ func (m *Manager) syncPeers() {
 	defer m.mu.Unlock()
 	for id := range in {
 		if m.peers[id] == nil {
-			m.peers[id] = newPeer(m.o.Self, id, time.Now())
-			m.start(m.peers[id])
+			p := newPeer(m.o.Self, id, time.Now())
+			m.setSections(p, p.sections)
+			m.peers[id] = p
+			m.start(p)
 		}
 	}
 	for id, p := range m.peers {
@@ -417,7 +423,7 @@ func (m *Manager) Forget(node identity.NodeID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p := m.peers[node]; p != nil {
-		clear(p.sections)
+		m.setSections(p, map[string]Section{})
 	}
 	m.touch()
 	m.tell()
@@ -447,7 +453,9 @@ func (m *Manager) acceptSection(p *peer, name string, s Section) (changed bool, 
 	case s.Version == 0 || ok && s.Version <= old.Version:
 		return false, nil
 	}
-	p.sections[name] = s
+	sections := maps.Clone(p.sections)
+	sections[name] = s
+	m.setSections(p, sections)
 	if slices.Contains(m.o.Keep, name) {
 		m.touch()
 	}
@@ -457,7 +465,7 @@ func (m *Manager) acceptSection(p *peer, name string, s Section) (changed bool, 
 func (p *peer) view() NodeView {
 	v := NodeView{
 		ID: p.id, State: p.state, Reason: p.reason, Since: p.since, LastHeard: p.lastHeard,
-		Incarnation: p.incarnation, Version: p.version, Sections: maps.Clone(p.sections),
+		Incarnation: p.incarnation, Version: p.version, Sections: p.sections, Revision: p.revision,
 		RTT: p.rtt, ClockSkew: p.skew, Features: p.features, Met: p.met,
 	}
 	if p.stream != nil {

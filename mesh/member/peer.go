@@ -42,7 +42,8 @@ type peer struct {
 	incarnation uint64
 	version     string
 	features    []string
-	sections    map[string]Section
+	sections    map[string]Section // never changed, but replaced by setSections
+	revision    uint64             // of sections
 	rtt, skew   time.Duration
 
 	stream   *stream
@@ -90,6 +91,12 @@ func newPeer(self, id identity.NodeID, now time.Time) *peer {
 		p.nextDial = now.Add(knockAfter)
 	}
 	return p
+}
+
+// setSections puts others in the place of what p said. The caller holds mu.
+func (m *Manager) setSections(p *peer, s map[string]Section) {
+	m.revision++
+	p.sections, p.revision = s, m.revision
 }
 
 // start begins to watch over p, once Run has begun. The caller holds mu.

@@ -219,13 +219,13 @@ func (m *Manager) attach(p *peer, s *stream, hello *peerv1.SyncHello) error {
 	case inc > p.incarnation:
 		// Another process: what the last one said is true no more. What is kept
 		// for its description stays until it is said anew.
+		kept := map[string]Section{}
 		for name, old := range p.sections {
-			if keep := m.keeps(name); keep {
-				p.sections[name] = Section{Data: old.Data}
-			} else {
-				delete(p.sections, name)
+			if m.keeps(name) {
+				kept[name] = Section{Data: old.Data}
 			}
 		}
+		m.setSections(p, kept)
 		p.incarnation = inc
 	case p.stream != nil && s.dialed != p.dials && p.stream.dialed == p.dials && now.Sub(p.stream.since) < settling:
 		return errCrossed
