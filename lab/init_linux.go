@@ -142,7 +142,7 @@ func (m *machine) bootCommand() (int, error) {
 		fmt.Fprintf(os.Stderr, "lab-init: %s: %s\n", argv[0], words)
 		// Before the next can start, so that it is not taken for that one's end.
 		// Without a keeper there is nobody to tell, and soon no node either.
-		_ = m.keeper.Send(news{Exit: words})
+		_ = m.keeper.Send(news{Pid: pid, Exit: words})
 		m.mu.Lock()
 		m.booted = nil
 		m.mu.Unlock()

@@ -64,6 +64,7 @@ type boot struct {
 
 	mu       sync.Mutex
 	agentPID int    // of the boot command, in the node's PID namespace; 0 once it ended
+	ended    int    // PID of one whose end was told before its start; 0 for none
 	exit     string // how it ended
 }
 
@@ -301,11 +302,16 @@ func (b *boot) listen() {
 			return
 		}
 		b.mu.Lock()
-		if w.Pid != 0 {
-			b.agentPID, b.exit = w.Pid, ""
-		}
-		if w.Exit != "" {
+		switch {
+		case w.Exit != "":
+			if b.agentPID != w.Pid {
+				b.ended = w.Pid // its start is still to be told
+			}
 			b.agentPID, b.exit = 0, w.Exit
+		case w.Pid != 0 && w.Pid == b.ended:
+			b.ended = 0
+		case w.Pid != 0:
+			b.agentPID, b.exit = w.Pid, ""
 		}
 		b.mu.Unlock()
 		if w.Answer {

@@ -91,7 +91,8 @@ type news struct {
 	Fault  *wireFault `json:"fault,omitempty"`
 	// Pid is that of the boot command in the node's PID namespace.
 	Pid int `json:"pid,omitempty"`
-	// Exit says that the boot command has ended, and how.
+	// Exit says that the boot command has ended, and how. One that dies at once may
+	// be told to have ended before the answer that it was started.
 	Exit string `json:"exit,omitempty"`
 }
 
