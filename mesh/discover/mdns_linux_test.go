@@ -547,7 +547,7 @@ func TestACrowdAnswersTheOneWhoAsks(t *testing.T) {
 	// What a start says to all ends.
 	for end := time.Now().Add(time.Minute); ; {
 		all, one := count("everybody"), count("asker")
-		again(20)
+		again(10)
 		if count("everybody") == all && count("asker") > one {
 			break
 		}
