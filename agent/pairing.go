@@ -155,6 +155,7 @@ func (s *pairingServer) Join(ctx context.Context, q *v1.JoinRequest) (*v1.JoinRe
 		case <-ctx.Done():
 		case <-time.After(joinAgain):
 		}
+		s.a.finder.Ask() // it may be elsewhere by now
 		if candidates, err = s.a.inviters(ctx, number, q.Address); err == nil {
 			m, err = s.a.pairer.Join(ctx, q.Code, candidates)
 		}
