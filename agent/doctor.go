@@ -161,7 +161,7 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 	s, _ := a.board.get()
 	d := doctor.Facts{Now: time.Now(), Self: a.id(), Name: a.name(), Machine: f.machine, Thunderbolt: f.tb, Network: f.net,
 		Nodes: s.Nodes, Links: s.Links, Wanted: a.address.Wanted(), Version: a.opt.Version,
-		ClockOffsets: map[string]time.Duration{}, DataInterface: map[string]string{},
+		ClockOffsets: map[string]time.Duration{}, Untrusting: map[string]bool{}, DataInterface: map[string]string{},
 		Config: doctor.Config{MemoryLimitBytes: uint64(a.opt.Config.MemoryBytes)}}
 	for _, c := range d.Wanted {
 		d.Commands = append(d.Commands, a.opt.Host.Commands(c)...)
@@ -189,6 +189,7 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 	}
 	for _, v := range a.member.Snapshot() {
 		d.ClockOffsets[string(v.ID)] = v.ClockSkew
+		d.Untrusting[string(v.ID)] = v.Untrusting
 	}
 	for _, t := range a.moves.active() {
 		for _, l := range t.Links {
@@ -198,6 +199,13 @@ func (a *Agent) doctorFacts(ctx context.Context) doctor.Facts {
 		}
 	}
 	d.Multicast = a.multicast()
+	unheard, hears := a.finder.Unheard()
+	d.Hears = hears
+	for _, id := range unheard {
+		if _, ok := a.store.Member(id); ok {
+			d.Unheard = append(d.Unheard, string(id))
+		}
+	}
 	d.Renewed = a.replaced(s)
 	d.Heard = a.heard(d.Now, d.Nodes)
 	a.diagnose(ctx, &d)
@@ -225,23 +233,13 @@ func (a *Agent) named(text string) string {
 	return strings.ReplaceAll(text, a.id(), a.name())
 }
 
-// multicast says why nodes do not find each other by themselves; "" if they do.
+// multicast says why announcements cannot be sent; "" if they can.
 func (a *Agent) multicast() string {
 	var out []string
 	for _, t := range a.finder.Troubles() {
 		if t.Blocked() {
 			out = append(out, t.String())
 		}
-	}
-	var names []string
-	for _, id := range a.finder.Unheard() {
-		if _, ok := a.store.Member(id); ok {
-			names = append(names, a.nameOf(id))
-		}
-	}
-	if len(names) > 0 {
-		out = append(out, "nothing is heard of what "+strings.Join(names, ", ")+" announces, though it is on the same network and answers: "+
-			"multicast is blocked here or there, or lost on the way")
 	}
 	return strings.Join(out, "; ")
 }

@@ -180,10 +180,14 @@ func checkLinkStuck(f Facts) []seen {
 	})
 }
 
+// mtuAfter is how long both ends of a cable that has just come to where it stands
+// take to say which MTU they have set.
+const mtuAfter = 5 * time.Second
+
 func checkMTU(f Facts) []seen {
 	return f.links(func(l *tbclusterv1.Link, _ *tbclusterv1.LinkEnd) (string, map[string]string) {
 		a, b := l.GetA().GetMtu(), l.GetB().GetMtu()
-		if isDown(l) || a == 0 || b == 0 || a == b {
+		if isDown(l) || a == 0 || b == 0 || a == b || age(f, l) < mtuAfter {
 			return "", nil
 		}
 		return fmt.Sprintf("%s has %d, %s has %d", l.GetA().GetNodeName(), a, l.GetB().GetNodeName(), b), map[string]string{"mtu": fmt.Sprint(min(a, b))}

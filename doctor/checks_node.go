@@ -51,7 +51,20 @@ func checkNodeDown(f Facts) []seen {
 		if _, renewed := f.Renewed[n.GetId()]; renewed {
 			continue
 		}
-		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self && !f.heard(n) {
+		if n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN && n.GetId() != f.Self && !f.heard(n) && !f.Untrusting[n.GetId()] {
+			out = append(out, seen{subject: n.GetId(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
+		}
+	}
+	return out
+}
+
+func checkUntrusting(f Facts) []seen {
+	var out []seen
+	for _, n := range f.Nodes {
+		down := n.GetState() == tbclusterv1.NodeState_NODE_STATE_DOWN || n.GetState() == tbclusterv1.NodeState_NODE_STATE_UNKNOWN
+		// Word of who was let in takes a moment to get around.
+		since := f.Now.Sub(n.GetStateSince().AsTime())
+		if _, renewed := f.Renewed[n.GetId()]; f.Untrusting[n.GetId()] && down && since >= heardFor && !renewed {
 			out = append(out, seen{subject: n.GetId(), evidence: n.GetReason(), words: map[string]string{"peer": n.GetName()}})
 		}
 	}
@@ -92,7 +105,7 @@ func (f Facts) heard(n *tbclusterv1.Node) bool {
 func checkBlocked(f Facts) []seen {
 	var out []seen
 	for _, n := range f.Nodes {
-		if !f.heard(n) {
+		if !f.heard(n) || f.Untrusting[n.GetId()] {
 			continue
 		}
 		h := f.Heard[n.GetId()]
@@ -300,10 +313,31 @@ func checkMemlock(f Facts) []seen {
 }
 
 func checkMulticast(f Facts) []seen {
-	if f.Multicast == "" {
-		return nil
+	here := map[string]string{"where": "at " + f.Name}
+	var why, names []string
+	if f.Multicast != "" {
+		why = append(why, f.Multicast)
 	}
-	return []seen{{evidence: f.Multicast}}
+	unheard := func(names string) string {
+		return "nothing is heard of what " + names + " announces, though it is on the same network and answers: " +
+			"multicast is blocked here or there, or lost on the way"
+	}
+	var out []seen
+	for _, id := range f.Unheard {
+		if !f.Hears {
+			names = append(names, f.nodeName(id))
+			continue
+		}
+		out = append(out, seen{subject: id, evidence: unheard(f.nodeName(id)),
+			words: map[string]string{"where": "between " + f.Name + " and " + f.nodeName(id)}})
+	}
+	if len(names) > 0 {
+		why = append(why, unheard(strings.Join(names, ", ")))
+	}
+	if len(why) > 0 {
+		out = append([]seen{{evidence: strings.Join(why, "; "), words: here}}, out...)
+	}
+	return out
 }
 
 func checkData(f Facts) []seen {

@@ -81,7 +81,7 @@ var provocations = map[string]struct {
 	}, []string{"beta came back as another node: node 7WCA2TZ", "pair --revoke beta", "pair CODE", "at an address of beta; not heard from"}},
 	"not-paired": {func(f *Facts) {
 		f.Links[0].B, f.Links[0].State = &tbclusterv1.LinkEnd{NodeName: "Mac16,9"}, tbclusterv1.LinkState_LINK_STATE_CABLED
-	}, []string{"Mac16,9", "Run `tbcluster pair` on alpha", "tbcluster pair CODE", "0-1"}},
+	}, []string{"Mac16,9", "run `tbcluster pair` on alpha", "tbcluster pair CODE", "0-1"}},
 	"link-below-capability": {func(f *Facts) { f.Links[0].NegotiatedGbps = 20 }, []string{"20 of 40 Gb/s", "sold for 40 Gb/s", "alpha–beta (port 0-1 to 0-2)", "2 lanes"}},
 	"link-silent":           {func(f *Facts) { down(f) }, []string{"carries nothing", "thunderbolt0 has carrier"}},
 	"link-down": {func(f *Facts) {
@@ -130,6 +130,12 @@ var provocations = map[string]struct {
 		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "no heartbeat for 11 s"
 		f.Heard = map[string]Heard{"bbb": {Address: "192.168.1.7:7871", Port: 7871, Since: now.Add(-time.Minute)}}
 	}, []string{"beta announces itself, but alpha cannot connect", "sudo ufw allow 7871/tcp", "192.168.1.7:7871"}},
+	"node-distrusts": {func(f *Facts) {
+		f.Nodes[1].State, f.Nodes[1].Reason = tbclusterv1.NodeState_NODE_STATE_DOWN, "not heard from any more: it does not trust this node"
+		f.Nodes[1].StateSince = timestamppb.New(now.Add(-time.Minute))
+		f.Heard = map[string]Heard{"bbb": {Address: "192.168.1.7:7871", Port: 7871, Since: now.Add(-time.Minute)}}
+		f.Untrusting = map[string]bool{"bbb": true}
+	}, []string{"beta does not let alpha into", "it does not trust this node", "pair --new-identity` on alpha", "`tbcluster pair` on beta"}},
 	"wrong-way": {func(f *Facts) {
 		f.Diagnosis.Ways = []host.Way{{To: netip.MustParseAddr("10.77.1.2"), Interface: "tun0", Gateway: netip.MustParseAddr("10.8.0.1")}}
 	}, []string{"for beta over tun0", "10.77.1.2 is reached over tun0 by 10.8.0.1", "ip route get 10.77.1.2"}},
@@ -161,7 +167,7 @@ var provocations = map[string]struct {
 	"engine-missing":    {func(f *Facts) { f.Engines[1].Available = false }, []string{"tbcluster engine install llamacpp", "vllm: not found"}},
 	"clock-skew":        {func(f *Facts) { f.ClockOffsets["bbb"] = -90 * time.Second }, []string{"beta is 1m30s behind that of alpha"}},
 	"version-mismatch":  {func(f *Facts) { f.Version = "0.0.9" }, []string{"alpha runs tbcluster 0.0.9, another node runs 0.1.0", "Install 0.1.0 on alpha"}},
-	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"multicast does not work", "no route to host", "peers"}},
+	"multicast-blocked": {func(f *Facts) { f.Multicast = "sendto: no route to host" }, []string{"multicast does not work at alpha", "no route to host", "peers"}},
 	"data-on-lan":       {func(f *Facts) { f.DataInterface["bbb"] = "eth0" }, []string{"beta over eth0"}},
 }
 
@@ -341,6 +347,39 @@ func TestThatAMachineIsAnotherNodeIsSaidByWhoeverKnows(t *testing.T) {
 	}
 	if got := found[0].Fix; !strings.Contains(got, "pair --revoke gamma`") || !strings.Contains(got, "gamma-2 is in the cluster already") || !strings.Contains(got, "`tbcluster node rename gamma-2 gamma`") || strings.Contains(got, "CODE") {
 		t.Error(got)
+	}
+}
+
+func TestWhereMulticastIsLostIsSaid(t *testing.T) {
+	for what, c := range map[string]struct {
+		change  func(*Facts)
+		subject string
+		words   []string
+	}{
+		"nobody is heard":    {func(f *Facts) { f.Unheard = []string{"bbb"} }, "", []string{"does not work at alpha", "of what beta announces"}},
+		"one of two is not":  {func(f *Facts) { f.Unheard, f.Hears = []string{"bbb"}, true }, "bbb", []string{"between alpha and beta", "of what beta announces"}},
+		"nor can it be sent": {func(f *Facts) { f.Unheard, f.Multicast = []string{"bbb"}, "refused" }, "", []string{"at alpha", "refused; nothing is heard of what beta"}},
+	} {
+		f := healthy()
+		c.change(&f)
+		found := Check(f)
+		if len(found) != 1 || found[0].Code != "multicast-blocked" || found[0].Subject != c.subject {
+			t.Errorf("%s: found %v", what, found)
+			continue
+		}
+		for _, w := range c.words {
+			if text := found[0].Title + " " + found[0].Evidence; !strings.Contains(text, w) {
+				t.Errorf("%s: no %q in %q", what, w, text)
+			}
+		}
+	}
+}
+
+func TestEndsThatJustCameMayDifferInMTU(t *testing.T) {
+	f := healthy()
+	f.Links[0].B.Mtu, f.Links[0].StateSince = 1500, timestamppb.New(now.Add(-time.Second))
+	if found := Check(f); len(found) != 0 {
+		t.Errorf("found %v", found)
 	}
 }
 

@@ -42,6 +42,10 @@ type Facts struct {
 	Version string
 	// Multicast says why mDNS cannot be sent; "" if it can.
 	Multicast string
+	// Unheard are nodes that are in reach and whose announcements are not heard, by
+	// ID, sorted; Hears says that those of some other are.
+	Unheard []string
+	Hears   bool
 	// DataInterface is the interface by which a copy of this node reaches another
 	// node now, where that is no cable, by node ID.
 	DataInterface map[string]string
@@ -53,8 +57,10 @@ type Facts struct {
 	// Renewed are nodes in whose place another one answers, by ID.
 	Renewed map[string]Renewed
 	// Heard are nodes that announce themselves and are not connected, by ID.
-	Heard  map[string]Heard
-	Config Config
+	Heard map[string]Heard
+	// Untrusting are nodes that do not let this one in, by ID.
+	Untrusting map[string]bool
+	Config     Config
 }
 
 // Released is an interface that a manager was told to leave alone.

@@ -13,6 +13,8 @@ var refutations = map[string]func(s *tbclusterv1.ClusterState, f *tbclusterv1.Fi
 	"node-down":            nodeStands,
 	"node-renewed":         nodeStands,
 	"node-blocked":         nodeConnected,
+	"node-distrusts":       nodeConnected,
+	"multicast-blocked":    nodeGone,
 	"not-paired":           linkKnown,
 	"link-silent":          linkCarries,
 	"link-down":            linkCarries,
@@ -26,10 +28,24 @@ var refutations = map[string]func(s *tbclusterv1.ClusterState, f *tbclusterv1.Fi
 // node sees it, does not refute, each once. Their NodeId is who found them.
 func Standing(s *tbclusterv1.ClusterState, found []*tbclusterv1.Finding) []*tbclusterv1.Finding {
 	renewed := map[string]bool{} // by the ID of the node that is no more
+	deaf := map[string]bool{}    // nodes that hear nobody
+	for _, f := range found {
+		if f.GetCode() == "multicast-blocked" && f.GetSubject() == "" {
+			deaf[f.GetNodeId()] = true
+		}
+	}
+	apart := map[[2]string]bool{} // nodes between which multicast is lost
 	var out []*tbclusterv1.Finding
 	for _, f := range found {
 		if over := refutations[f.GetCode()]; over != nil && f.GetSubject() != "" && over(s, f) {
 			continue
+		}
+		if f.GetCode() == "multicast-blocked" && f.GetSubject() != "" {
+			a, b := f.GetNodeId(), f.GetSubject()
+			if deaf[b] || apart[[2]string{b, a}] { // it is b's, or b has said it
+				continue
+			}
+			apart[[2]string{a, b}] = true
 		}
 		if f.GetCode() == "node-renewed" {
 			if renewed[f.GetSubject()] { // another node sees the same
@@ -54,6 +70,11 @@ func nodeOf(s *tbclusterv1.ClusterState, id string) *tbclusterv1.Node {
 func nodeStands(s *tbclusterv1.ClusterState, f *tbclusterv1.Finding) bool {
 	n := nodeOf(s, f.GetSubject())
 	return n == nil || n.GetState() == tbclusterv1.NodeState_NODE_STATE_UP
+}
+
+// nodeGone reports whether the node is listed no more.
+func nodeGone(s *tbclusterv1.ClusterState, f *tbclusterv1.Finding) bool {
+	return nodeOf(s, f.GetSubject()) == nil
 }
 
 // nodeConnected reports whether who found it and the node are connected, as far

@@ -64,6 +64,10 @@ func TestWhatANodeFoundIsShownUntilThisOneKnowsBetter(t *testing.T) {
 		"it connects to this node":        {well, said("ccc", "node-blocked", "aaa"), false},
 		"this node connected":             {well, said("aaa", "node-blocked", "bbb"), false},
 		"two others may not be connected": {well, said("ccc", "node-blocked", "bbb"), true},
+		"it lets this node in":            {well, said("aaa", "node-distrusts", "bbb"), false},
+		"multicast is lost between two":   {well, said("bbb", "multicast-blocked", "ccc"), true},
+		"it is lost, and one is gone":     {forget("ccc"), said("bbb", "multicast-blocked", "ccc"), false},
+		"it is lost at one":               {well, said("bbb", "multicast-blocked", ""), true},
 		"a node paired":                   {func(s *tbclusterv1.ClusterState) { s.Links[1].B.NodeId = "ddd" }, said("ccc", "not-paired", "stranger"), false},
 		"its cable is another now":        {func(s *tbclusterv1.ClusterState) { s.Links = s.Links[:1] }, said("ccc", "not-paired", "stranger"), false},
 		"it has not paired":               {well, said("ccc", "not-paired", "stranger"), true},
@@ -86,6 +90,26 @@ func TestWhatANodeFoundIsShownUntilThisOneKnowsBetter(t *testing.T) {
 	for code := range refutations {
 		if !slices.ContainsFunc(Catalogue(), func(e Entry) bool { return e.Code == code }) {
 			t.Errorf("%s is in no catalogue", code)
+		}
+	}
+}
+
+func TestThatMulticastIsLostIsSaidOnce(t *testing.T) {
+	lost := func(by, of string) *tbclusterv1.Finding {
+		return &tbclusterv1.Finding{NodeId: by, Code: "multicast-blocked", Subject: of}
+	}
+	for what, c := range map[string]struct{ found, want []*tbclusterv1.Finding }{
+		"at one, which others see": {
+			[]*tbclusterv1.Finding{lost("aaa", "bbb"), lost("bbb", ""), lost("ccc", "bbb")},
+			[]*tbclusterv1.Finding{lost("bbb", "")}},
+		"between two, which both see": {
+			[]*tbclusterv1.Finding{lost("aaa", "bbb"), lost("bbb", "aaa")},
+			[]*tbclusterv1.Finding{lost("aaa", "bbb")}},
+		"one way": {[]*tbclusterv1.Finding{lost("bbb", "aaa")}, []*tbclusterv1.Finding{lost("bbb", "aaa")}},
+	} {
+		got := Standing(trio(), c.found)
+		if !slices.EqualFunc(got, c.want, func(a, b *tbclusterv1.Finding) bool { return proto.Equal(a, b) }) {
+			t.Errorf("%s: %v", what, got)
 		}
 	}
 }

@@ -284,7 +284,7 @@ func (c *Channel) dialFault(node identity.NodeID, errs []error) error {
 	var other otherNodeError
 	switch {
 	case errors.Is(err, errRefused), errors.As(err, &untrusted):
-		f.Reason, f.Fix = fault.NotPaired, "run `tbcluster pair` on one of the two and `tbcluster pair CODE` with its code on the other"
+		f.Reason, f.Fix = fault.NotPaired, "run `tbcluster pair` there and `tbcluster pair CODE` with its code here; where this node was put out (`pair --revoke`), `tbcluster pair --new-identity` here first"
 	case errors.Is(err, errProtocol):
 		f.Reason, f.Fix = fault.Protocol, "bring both nodes to the same version of tbcluster"
 	case errors.Is(err, context.Canceled):

@@ -169,8 +169,9 @@ func (f *Finder) Reached(node identity.NodeID) {
 
 // Unheard returns nodes that are in reach and whose announcements have not been
 // heard for longer than that can be chance, sorted: somebody on the way loses
-// multicast, or keeps one of both from it.
-func (f *Finder) Unheard() []identity.NodeID {
+// multicast, or keeps one of both from it. hears says that those of another node
+// in reach have been.
+func (f *Finder) Unheard() (unheard []identity.NodeID, hears bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.table.unheard(f.o.Clock.Now())

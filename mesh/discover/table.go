@@ -225,17 +225,21 @@ func (t *table) reached(node identity.NodeID, now time.Time) {
 	f.reachedAt = now
 }
 
-// unheard lists nodes that are in reach and were not heard for long.
-func (t *table) unheard(now time.Time) []identity.NodeID {
+// unheard lists nodes that are in reach and were not heard for long; hears says
+// that another one was.
+func (t *table) unheard(now time.Time) (list []identity.NodeID, hears bool) {
 	long := t.goneAfter()
-	var list []identity.NodeID
 	for id, f := range t.nodes {
-		if now.Sub(f.reachedAt) <= ReachedGap && now.Sub(f.reachedSince) > long && now.Sub(f.heardLast) > long {
+		switch {
+		case now.Sub(f.reachedAt) > ReachedGap:
+		case now.Sub(f.heardLast) <= long:
+			hears = true
+		case now.Sub(f.reachedSince) > long:
 			list = append(list, id)
 		}
 	}
 	slices.Sort(list)
-	return list
+	return list, hears
 }
 
 // missed reports whether anybody whose answer was expected is not among those who

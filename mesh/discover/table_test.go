@@ -507,8 +507,12 @@ func TestWhoIsInReachAndNeverHeardIsNamed(t *testing.T) {
 	}
 	unheard := func(at time.Time, want ...identity.NodeID) {
 		t.Helper()
-		if got := tab.unheard(at); !reflect.DeepEqual(got, want) {
+		got, hears := tab.unheard(at)
+		if !reflect.DeepEqual(got, want) {
 			t.Errorf("after %v: %v, want %v", at.Sub(t0), got, want)
+		}
+		if !hears {
+			t.Errorf("after %v: one is heard", at.Sub(t0))
 		}
 	}
 	long := tab.goneAfter()
@@ -537,6 +541,14 @@ func TestWhoIsInReachAndNeverHeardIsNamed(t *testing.T) {
 	// One announcement is enough.
 	say(near, end)
 	unheard(end.Add(step))
+	// Where nobody is heard it is not the others' matter.
+	lonely := newTable(t, near)
+	for d := time.Duration(0); d <= 2*long; d += step {
+		lonely.reached(near, t0.Add(d))
+	}
+	if got, hears := lonely.unheard(end); len(got) != 1 || hears {
+		t.Errorf("alone with one that is not heard: %v, hears %v", got, hears)
+	}
 	// Who was away has to be in reach for long again.
 	tab.reached(left, end)
 	tab.reached(left, end.Add(step))

@@ -80,6 +80,8 @@ type NodeView struct {
 	Features    []string
 	// Met is set once it was heard from since this start.
 	Met bool
+	// Untrusting is set while it answers and does not let this node in.
+	Untrusting bool
 	// Sections is shared, and not to be changed. Revision is another number
 	// whenever Sections is another than before.
 	Sections  map[string]Section
@@ -466,7 +468,7 @@ func (p *peer) view() NodeView {
 	v := NodeView{
 		ID: p.id, State: p.state, Reason: p.reason, Since: p.since, LastHeard: p.lastHeard,
 		Incarnation: p.incarnation, Version: p.version, Sections: p.sections, Revision: p.revision,
-		RTT: p.rtt, ClockSkew: p.skew, Features: p.features, Met: p.met,
+		RTT: p.rtt, ClockSkew: p.skew, Features: p.features, Met: p.met, Untrusting: p.untrusting,
 	}
 	if p.stream != nil {
 		v.Via = p.stream.via

@@ -294,6 +294,8 @@ func TestThirdNodeIsLearntFromAnyOther(t *testing.T) {
 	if _, _, err := b.store.Revoke(c.id(), false, false); err != nil {
 		t.Fatal(err)
 	}
+	// It was not told, and hears it when it comes back.
+	c.until(t, b.id(), "no trust", func(v NodeView) bool { return v.Untrusting && v.State != Up })
 	changed, cancel := a.Subscribe()
 	defer cancel()
 	late := time.After(time.Minute)

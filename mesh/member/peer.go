@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"tbcluster/api/fault"
 	peerv1 "tbcluster/api/tbcluster/peer/v1"
 	"tbcluster/mesh/identity"
 )
@@ -46,12 +47,13 @@ type peer struct {
 	revision    uint64             // of sections
 	rtt, skew   time.Duration
 
-	stream   *stream
-	attempts []*attempt // under way
-	kicked   bool       // there was news of how to reach it since the last attempt began
-	failures int
-	nextDial time.Time
-	gone     bool // put out of the cluster
+	stream     *stream
+	untrusting bool       // it does not let this node in
+	attempts   []*attempt // under way
+	kicked     bool       // there was news of how to reach it since the last attempt began
+	failures   int
+	nextDial   time.Time
+	gone       bool // put out of the cluster
 
 	wake   chan struct{}
 	ctx    context.Context
@@ -240,7 +242,7 @@ func (m *Manager) dialFailed(p *peer, a *attempt, refused error) {
 		return // it says nothing of how things stand since; nextDial is set
 	}
 	if p.stream == nil && refused != nil {
-		p.refused = words(refused)
+		p.refused, p.untrusting = words(refused), fault.Is(refused, fault.NotPaired)
 	}
 	pause := longestPause
 	if p.failures < 10 {

@@ -248,7 +248,7 @@ func (m *Manager) attach(p *peer, s *stream, hello *peerv1.SyncHello) error {
 	}
 	p.heartbeat = min(max(time.Duration(hello.GetHeartbeatMs())*time.Millisecond, shortestBeat), longestBeat)
 	p.connected, p.met, p.lastHeard = true, true, now
-	p.refused, p.farewell, p.failures = "", "", 0
+	p.refused, p.farewell, p.failures, p.untrusting = "", "", 0, false
 	if s.dialed {
 		p.drop(s.from)
 		p.abandon()

@@ -53,6 +53,8 @@ const (
 	refusedSlow   refusal = "slow" // the joiner did not answer in time
 	// refusedCluster: the joiner is in another one, with others.
 	refusedCluster refusal = "cluster"
+	// refusedRevoked: the joiner was put out of the cluster.
+	refusedRevoked refusal = "revoked"
 	refusedFault   refusal = "fault" // Text says it
 )
 

@@ -241,7 +241,11 @@ func (i *invitation) letIn(conn *channel.Conn, w *wire, e *exchange) (member ide
 	}
 	member, err = i.p.store.Introduce(conn.PeerKey(), about.Name, i.role)
 	if err != nil {
-		if werr := w.write(frame{Refuse: refusedFault, Text: err.Error()}); werr != nil {
+		why := refusedFault
+		if m, ok := i.p.store.Member(conn.Peer()); ok && m.Revoked {
+			why = refusedRevoked
+		}
+		if werr := w.write(frame{Refuse: why, Text: err.Error()}); werr != nil {
 			i.p.o.Log.Info("the other node did not hear why it was refused", "error", werr)
 		}
 		return member, err

@@ -139,6 +139,8 @@ func refused(f frame) error {
 			"run `tbcluster pair` here and type its code at the other node; to bring this node over instead, run `tbcluster pair --new-identity` here first",
 			"enter the cluster of the other node")
 		err.Why = "this node is in another cluster with others"
+	case refusedRevoked:
+		err = failed("this node was put out of that cluster, which is for good", "run `tbcluster pair --new-identity` here and pair again")
 	default:
 		err = failed("the other node refused: "+clean(f.Text), "see what it says")
 	}

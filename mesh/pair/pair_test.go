@@ -327,7 +327,7 @@ func TestRevokedNodeDoesNotPairAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	inv = a.open(t, 0)
-	if _, err := b.Join(ctx(t), inv.Code, a.at()); !fault.Is(err, fault.PairingFailed) || !strings.Contains(err.Error(), "revoked") {
+	if _, err := b.Join(ctx(t), inv.Code, a.at()); !fault.Is(err, fault.PairingFailed) || !strings.Contains(fault.As(err).Fix, "--new-identity` here") {
 		t.Fatalf("Join: %v", err)
 	}
 	if a.trusts(b) {
