@@ -311,7 +311,7 @@ func (b *boot) listen() {
 		case w.Pid != 0 && w.Pid == b.ended:
 			b.ended = 0
 		case w.Pid != 0:
-			b.agentPID, b.exit = w.Pid, ""
+			b.agentPID, b.exit, b.ended = w.Pid, "", 0
 		}
 		b.mu.Unlock()
 		if w.Answer {

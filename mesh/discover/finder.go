@@ -21,11 +21,11 @@ const DefaultPort = 7871
 
 const (
 	// browseFor is how long one browse of the library is of use: it stops
-	// asking after the first answer and never tells of a node twice. A crowd is
-	// asked by ourselves, each to answer to this node alone, and only where that
-	// does not arrive (behind a firewall that lets pass what is sent to the group)
-	// by a browse, whose answers all hear: so it lasts longer with many nodes, by
-	// the square of their number in crowds.
+	// asking after the first answer and never tells of a node twice. In a crowd
+	// each says by itself that it is there, and is asked to answer to this node
+	// alone; only where somebody is not heard all the same they are asked by a
+	// browse, whose answers all hear: so it lasts longer with many nodes, by the
+	// square of their number in crowds.
 	browseFor = 10 * time.Second
 	crowd     = 8
 	// longestBrowse bounds that: what nobody confirms has to go some day.
@@ -58,11 +58,11 @@ const (
 	// askCrowd is how often a crowd on a LAN is asked after a change of the
 	// interface: they have answered by then, and who starts later says so unasked.
 	askCrowd = 3
-	// missedOften is how often in a row somebody of a crowd does not answer to this
-	// node alone until all are made to hear it, missedAgain how soon they are asked
-	// again: a datagram is lost, or a machine is busy for a moment.
-	missedOften = 3
-	missedAgain = 2 * time.Second
+	// askLately is how long a crowd that was asked for somebody who waits is known to
+	// have been: what did not arrive then is asked for all to hear. askLeast lies
+	// between two of those.
+	askLately = 15 * time.Second
+	askLeast  = time.Second
 )
 
 // Options are the settings of a Finder.
@@ -261,18 +261,11 @@ func (f *Finder) Run(ctx context.Context) error {
 	}
 	m := &mdns{self: f.o.Self, found: f.heard, full: make(chan struct{}, 1), log: f.o.Log}
 	defer m.close()
-	// all tells whether a crowd that was asked has answered; missed counts how often
-	// it has not.
-	all, missed := make(chan bool, 1), 0
 	askEach := func() {
 		m.browse(ctx, m.cableNames())
-		f.trouble(nil, m.ask(ctx, nil, true, func(who map[identity.NodeID]bool) {
-			select {
-			case all <- !f.missed(who):
-			default: // two at once are one
-			}
-		}))
+		f.trouble(nil, m.ask(ctx, nil, true))
 	}
+	var askedAt, allAt time.Time // for somebody who waits; of all
 
 	look, browse, save := time.NewTimer(beat.Until(lookEvery)), time.NewTimer(f.browseFor()), time.NewTimer(beat.Until(saveEvery))
 	browses, deaf := 0, false
@@ -321,36 +314,32 @@ func (f *Finder) Run(ctx context.Context) error {
 		case <-f.rescan:
 			anew()
 		case <-f.ask:
-			if f.crowded() && !deaf {
-				missed = missedOften - 1 // somebody waits
+			switch now := time.Now(); {
+			case now.Sub(allAt) < askLeast: // it is being answered
+			case f.crowded() && !deaf && now.Sub(askedAt) > askLately:
 				askEach()
-				continue
+			default:
+				m.browse(ctx, nil)
+				f.trouble(nil, m.ask(ctx, nil, false))
+				allAt = now
 			}
-			m.browse(ctx, nil)
-			f.trouble(nil, m.ask(ctx, nil, false, nil))
+			askedAt = time.Now()
 		case <-f.announce:
 			m.announce(f.announcement())
 		case <-browse.C:
 			browse.Reset(f.browseFor())
-			if f.crowded() && !deaf {
+			crowded := f.crowded()
+			if crowded {
+				m.present(f.announcement())
+			}
+			if crowded && !deaf && !f.quiet() {
 				askEach()
 				continue
 			}
 			m.browse(ctx, nil)
 			deaf = false
 			if browses++; browses%sendAgain == 0 {
-				f.trouble(nil, m.ask(ctx, nil, false, nil))
-			}
-		case well := <-all:
-			switch {
-			case well:
-				missed = 0
-			case missed+1 < missedOften:
-				missed++
-				browse.Reset(missedAgain)
-			default:
-				missed = 0
-				m.browse(ctx, nil)
+				f.trouble(nil, m.ask(ctx, nil, crowded))
 			}
 		case <-m.full:
 			deaf = true
@@ -360,7 +349,7 @@ func (f *Finder) Run(ctx context.Context) error {
 			if among && asked >= askCrowd {
 				maps.DeleteFunc(asking, func(name string, _ bool) bool { return !m.cables[name] })
 			}
-			f.trouble(asking, m.ask(ctx, asking, among, nil))
+			f.trouble(asking, m.ask(ctx, asking, among))
 			if asked++; asked < len(askAt) {
 				ask.Reset(askAt[asked] - askAt[asked-1])
 			}
@@ -380,12 +369,11 @@ func (f *Finder) crowded() bool {
 	return f.table.crowded()
 }
 
-// missed reports whether anybody whose answer was expected is not among those who
-// gave one.
-func (f *Finder) missed(who map[identity.NodeID]bool) bool {
+// quiet is table.quiet now.
+func (f *Finder) quiet() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.table.missed(who, f.o.Clock.Now())
+	return f.table.quiet(f.o.Clock.Now())
 }
 
 // browseFor is how long a browse lasts among the nodes of now.

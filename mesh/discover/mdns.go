@@ -60,7 +60,8 @@ type mdns struct {
 	serves    map[int]bool   // interfaces of server, by index
 	servers   sync.WaitGroup // those being shut down
 	spoken    bool
-	turn      turn // of the last announcement
+	turn      turn   // of the last announcement
+	presence  string // name under which it is said that this node is there still
 }
 
 // browse is one that goes on.
@@ -177,6 +178,25 @@ func (m *mdns) say(name string, txt []string, port uint16, on map[string]bool) {
 	m.speak(v, on, func(i net.Interface) *dns.Msg { return response(name, int(port), txt, m.addresses[i.Name], 120) })
 }
 
+// present says a once more, to all. The library tells of a name only once, unless
+// it went between: so it goes, and comes.
+func (m *mdns) present(a Announcement) {
+	if a.Port == 0 {
+		return
+	}
+	if m.presence == "" {
+		m.presence = m.instance("here")
+	}
+	v := newVoice()
+	defer v.close()
+	txt := a.txt(m.self, m.next())
+	for _, ttl := range []uint32{0, 120} {
+		m.speak(v, nil, func(i net.Interface) *dns.Msg {
+			return response(m.presence, int(a.Port), txt, m.addresses[i.Name], ttl)
+		})
+	}
+}
+
 // next returns the turn of one more announcement.
 func (m *mdns) next() turn {
 	if m.turn.process == "" {
@@ -252,9 +272,8 @@ func (m *mdns) close() {
 
 // ask sends a query on the interfaces named, or on every one for nil, and says
 // where that does not work. Among a crowd those on the LAN are asked to answer to
-// this node alone: else each of them would hear the answers of all. answered, if
-// any, is told in the end who did so, if such a question was asked.
-func (m *mdns) ask(ctx context.Context, on map[string]bool, crowd bool, answered func(map[identity.NodeID]bool)) []Trouble {
+// this node alone: else each of them would hear the answers of all.
+func (m *mdns) ask(ctx context.Context, on map[string]bool, crowd bool) []Trouble {
 	v, alone := newVoice(), false
 	troubles := m.speak(v, on, func(i net.Interface) *dns.Msg {
 		q := new(dns.Msg)
@@ -273,10 +292,7 @@ func (m *mdns) ask(ctx context.Context, on map[string]bool, crowd bool, answered
 	m.browsers.Go(func() {
 		defer v.close()
 		defer context.AfterFunc(ctx, v.close)()
-		who := m.listen(v)
-		if answered != nil && ctx.Err() == nil {
-			answered(who)
-		}
+		m.listen(v)
 	})
 	return troubles
 }
@@ -293,10 +309,8 @@ const (
 	maxAnswer = 9000
 )
 
-// listen takes the answers to a question of v, and returns who gave them.
-func (m *mdns) listen(v *voice) map[identity.NodeID]bool {
-	var mu sync.Mutex
-	who := map[identity.NodeID]bool{}
+// listen takes the answers to a question of v.
+func (m *mdns) listen(v *voice) {
 	var wg sync.WaitGroup
 	end := time.Now().Add(answerWithin)
 	for _, c := range []*net.UDPConn{v.c4, v.c6} {
@@ -318,16 +332,13 @@ func (m *mdns) listen(v *voice) map[identity.NodeID]bool {
 					m.log.Debug("an answer that is none of ours", "error", err)
 				}
 				for _, s := range list {
+					s.alone = true
 					m.found(s)
-					mu.Lock()
-					who[s.node] = true
-					mu.Unlock()
 				}
 			}
 		})
 	}
 	wg.Wait()
-	return who
 }
 
 var (

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,6 +46,7 @@ func TestMain(m *testing.M) {
 type command struct {
 	Start, Rescan, Ask, Stop bool
 	Report                   bool // at once
+	Reach                    identity.NodeID
 	Announce                 *Announcement
 	Forge                    int // answers of nodes that do not exist
 }
@@ -52,6 +54,7 @@ type command struct {
 type report struct {
 	Candidates []Candidate
 	Troubles   []string
+	Unheard    []identity.NodeID
 	Stopped    bool
 }
 
@@ -87,6 +90,7 @@ func nodeMain(self identity.NodeID) error {
 		for _, t := range f.Troubles() {
 			r.Troubles = append(r.Troubles, fmt.Sprintf("%s %s", t.Interface, t.Cause))
 		}
+		r.Unheard, _ = f.Unheard()
 		return out.Encode(r)
 	}
 	for {
@@ -116,6 +120,8 @@ func nodeMain(self identity.NodeID) error {
 				if err := report(); err != nil {
 					return err
 				}
+			case c.Reach != "":
+				f.Reached(c.Reach)
 			case c.Forge > 0:
 				if err := forge(c.Forge); err != nil {
 					return err
@@ -495,23 +501,64 @@ func TestACableIsNoNewsOnTheLAN(t *testing.T) {
 	}
 }
 
-// Among a crowd each node asks for itself: nobody else hears what it is answered.
-// Where only what is sent to all comes through, it is asked for that.
-func TestACrowdAnswersTheOneWhoAsks(t *testing.T) {
+// crowded are two nodes on a LAN, of whom each takes one other for a crowd.
+func crowded(t *testing.T) (a, b *node) {
+	t.Helper()
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("no nft here:", err)
 	}
 	t.Setenv(crowdEnv, "1")
-	a, b := newNode(t), newNode(t)
+	a, b = newNode(t), newNode(t)
+	t.Setenv(crowdEnv, "")
 	cable(a, "lan0", b, "lan0")
 	a.up("lan0", "192.0.2.1/24")
 	b.up("lan0", "192.0.2.2/24")
 	a.settled("lan0")
 	b.settled("lan0")
-	b.run("nft", "add table inet t")
+	for _, n := range []*node{a, b} {
+		n.run("nft", "add table inet t")
+		n.run("nft", "add chain inet t in { type filter hook input priority 0; }")
+		n.run("nft", "add chain inet t out { type filter hook output priority 0; }")
+	}
+	return a, b
+}
+
+// polled asks for reports until one is so.
+func (n *node) polled(what string, reach identity.NodeID, so func(report) bool) {
+	n.t.Helper()
+	n.last = report{}
+	n.until(what, func(r report) bool {
+		time.Sleep(10 * time.Millisecond)
+		if reach != "" {
+			n.tell(command{Reach: reach})
+		}
+		n.tell(command{Report: true})
+		return so(r)
+	})
+}
+
+// again waits until a node was heard that many times more.
+func (n *node) again(id identity.NodeID, times int) {
+	n.t.Helper()
+	var last time.Time
+	n.polled("the other anew", "", func(r report) bool {
+		for _, c := range r.Candidates {
+			if c.Node == id && c.Seen.After(last) {
+				last = c.Seen
+				times--
+			}
+		}
+		return times < 0
+	})
+}
+
+// Among a crowd each node asks for itself: nobody else hears what it is answered.
+// Where no answer comes through, it hears what is said to all.
+func TestACrowdAnswersTheOneWhoAsks(t *testing.T) {
+	a, b := crowded(t)
 	b.run("nft", "add counter inet t everybody")
 	b.run("nft", "add counter inet t asker")
-	b.run("nft", "add chain inet t out { type filter hook output priority 0; }")
+	// The library speaks from there; what we say ourselves is few.
 	b.run("nft", "add rule inet t out udp sport 5353 ip daddr 224.0.0.251 counter name everybody")
 	b.run("nft", "add rule inet t out udp sport 5353 ip6 daddr ff02::fb counter name everybody")
 	b.run("nft", "add rule inet t out udp sport 5353 ip daddr 192.0.2.1 counter name asker")
@@ -528,26 +575,10 @@ func TestACrowdAnswersTheOneWhoAsks(t *testing.T) {
 	b.start(Announcement{Name: "beta", Port: 7871})
 	a.until("beta", at(b.id, "lan0", "192.0.2.2"))
 	b.until("alpha", at(a.id, "lan0", "192.0.2.1"))
-	// again waits until alpha has heard beta that many times more.
-	again := func(times int) {
-		t.Helper()
-		var last time.Time
-		a.until("beta anew", func(r report) bool {
-			for _, c := range r.Candidates {
-				if c.Node == b.id && c.Seen.After(last) {
-					last = c.Seen
-					times--
-				}
-			}
-			time.Sleep(10 * time.Millisecond)
-			a.tell(command{Report: true})
-			return times < 0
-		})
-	}
 	// What a start says to all ends.
 	for end := time.Now().Add(time.Minute); ; {
 		all, one := count("everybody"), count("asker")
-		again(10)
+		a.again(b.id, 10)
 		if count("everybody") == all && count("asker") > one {
 			break
 		}
@@ -555,13 +586,73 @@ func TestACrowdAnswersTheOneWhoAsks(t *testing.T) {
 			t.Fatalf("all hear what one of them asks: %d answers to all, %d to one", count("everybody"), count("asker"))
 		}
 	}
-	a.run("nft", "add table inet t")
-	a.run("nft", "add chain inet t in { type filter hook input priority 0; }")
 	a.run("nft", "add rule inet t in udp sport 5353 udp dport != 5353 drop")
-	again(5)
+	all := count("everybody")
+	a.again(b.id, 10)
 	if !at(b.id, "lan0", "192.0.2.2")(a.last) {
 		t.Errorf("beta is known no more: %+v", a.last)
 	}
+	if n := count("everybody"); n != all {
+		t.Errorf("%d answers to all, where what each says by itself is heard", n-all)
+	}
+}
+
+// That a node answers does not hide that what is said to all is lost on the way to
+// this one.
+func TestWhoAnswersAloneIsUnheardAllTheSame(t *testing.T) {
+	a, b := crowded(t)
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.start(Announcement{Name: "beta", Port: 7871})
+	a.until("beta", at(b.id, "lan0", "192.0.2.2"))
+	a.run("nft", "add rule inet t in iifname lan0 udp dport 5353 drop")
+	lost := func(r report) bool { return slices.Contains(r.Unheard, b.id) && at(b.id, "lan0", "192.0.2.2")(r) }
+	a.polled("that beta is not heard, though it answers", b.id, lost)
+	a.run("nft", "flush chain inet t in")
+	a.polled("that beta is heard", b.id, func(r report) bool { return len(r.Unheard) == 0 && at(b.id, "lan0", "192.0.2.2")(r) })
+}
+
+// Somebody waits for a code that was shown while nothing was heard here, and no
+// answer to this node alone comes through.
+func TestWhoWaitsAsksForAllToHear(t *testing.T) {
+	a, b := crowded(t) // b is the crowd, and stays
+	c := newNode(t)    // which says no more than it is asked
+	cable(a, "lan1", c, "lan1")
+	a.up("lan1", "198.51.100.1/24")
+	c.up("lan1", "198.51.100.2/24")
+	a.settled("lan1")
+	c.settled("lan1")
+	a.start(Announcement{Name: "alpha", Port: 7871})
+	b.start(Announcement{Name: "beta", Port: 7871})
+	c.start(Announcement{Name: "gamma", Port: 7871})
+	a.until("beta", at(b.id, "lan0", "192.0.2.2"))
+	a.until("gamma", at(c.id, "lan1", "198.51.100.2"))
+	a.run("nft", "add rule inet t in iifname lan1 udp sport 5353 udp dport != 5353 drop")
+	a.run("nft", "add rule inet t in iifname lan1 udp dport 5353 drop")
+	c.tell(command{Announce: &Announcement{Name: "gamma", Port: 7871, Pair: "4711"}})
+	shown := func(r report) bool {
+		return slices.ContainsFunc(r.Candidates, func(x Candidate) bool { return x.Node == c.id && x.Pair == "4711" })
+	}
+	// The library says it several times, and not again.
+	c.run("nft", "add table inet t")
+	c.run("nft", "add chain inet t out { type filter hook output priority 0; }")
+	c.run("nft", "add counter inet t said")
+	c.run("nft", "add rule inet t out udp sport 5353 ip daddr 224.0.0.251 counter name said")
+	c.run("nft", "add rule inet t out udp sport 5353 ip6 daddr ff02::fb counter name said")
+	for said, end := "", time.Now().Add(time.Minute); ; time.Sleep(1500 * time.Millisecond) {
+		now := c.run("nft", "list counter inet t said")
+		if now == said {
+			break
+		}
+		if said = now; time.Now().After(end) {
+			t.Fatalf("gamma does not fall silent: %s", said)
+		}
+	}
+	a.run("nft", "flush chain inet t in")
+	a.run("nft", "add rule inet t in iifname lan1 udp sport 5353 udp dport != 5353 drop")
+	for range 2 {
+		a.tell(command{Ask: true})
+	}
+	a.until("the code", shown)
 }
 
 func TestBlockedMulticastIsSaid(t *testing.T) {

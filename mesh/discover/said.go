@@ -34,6 +34,7 @@ type said struct {
 	port  uint16
 	pair  string
 	bye   bool
+	alone bool         // an answer to this node, which nobody else heard
 	addrs []netip.Addr // without zones
 	// instance is the name under which it was said: another one with every
 	// announcement.

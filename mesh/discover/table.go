@@ -72,8 +72,8 @@ type found struct {
 	saidAt  time.Time                    // when said was heard
 	heardAt map[netip.AddrPort]time.Time // announced addresses
 	metAt   map[netip.AddrPort]time.Time // where it answered
-	// heardLast is when it was last heard, however long ago; reachedAt when it
-	// was last in reach, without a gap since reachedSince.
+	// heardLast is when what it says to all was last heard, however long ago;
+	// reachedAt when it was last in reach, without a gap since reachedSince.
 	heardLast, reachedAt, reachedSince time.Time
 }
 
@@ -134,6 +134,7 @@ func (t *table) makeRoom(newcomer identity.NodeID) bool {
 
 // heard takes an announcement. It says whether that is worth telling.
 func (t *table) heard(s said, now time.Time) bool {
+	alone := s.alone // of this word, whichever is the newest
 	if s.node == t.self {
 		return false
 	}
@@ -163,7 +164,10 @@ func (t *table) heard(s said, now time.Time) bool {
 		clear(f.heardAt) // it listens elsewhere now
 	}
 	s.addrs = nil
-	f.said, f.seen, f.heardLast = s, now, now
+	f.said, f.seen = s, now
+	if !alone {
+		f.heardLast = now
+	}
 	for _, a := range addrs {
 		place := netip.AddrPortFrom(a, port)
 		if _, ok := f.heardAt[place]; !ok {
@@ -242,19 +246,16 @@ func (t *table) unheard(now time.Time) (list []identity.NodeID, hears bool) {
 	return list, hears
 }
 
-// missed reports whether anybody whose answer was expected is not among those who
-// gave one: a node in reach that announced itself, or all of those that did.
-func (t *table) missed(who map[identity.NodeID]bool, now time.Time) bool {
-	some := false
-	for id, f := range t.nodes {
-		if f.seen.IsZero() || who[id] {
-			continue
-		}
-		if some = true; now.Sub(f.reachedAt) <= ReachedGap {
+// quiet reports whether a node in reach has not announced itself for so long that
+// it will be missed soon.
+func (t *table) quiet(now time.Time) bool {
+	long := t.browseFor() * 5 / 2
+	for _, f := range t.nodes {
+		if now.Sub(f.reachedAt) <= ReachedGap && now.Sub(f.reachedSince) > long && now.Sub(f.heardLast) > long {
 			return true
 		}
 	}
-	return some && len(who) == 0
+	return false
 }
 
 // expire drops what was not heard of for long.

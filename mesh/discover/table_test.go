@@ -322,35 +322,30 @@ func TestWhatIsOverDoesNotCountAgain(t *testing.T) {
 	}
 }
 
-func TestWhoIsMissedAmongAnswers(t *testing.T) {
-	now := time.Unix(1e9, 0)
-	for what, c := range map[string]struct {
-		heard, reached, answered string
-		want                     bool
-	}{
-		"nobody is there":                     {"", "", "", false},
-		"all answer":                          {"ab", "ab", "ab", false},
-		"nobody answers":                      {"ab", "", "", true},
-		"a stranger does not answer":          {"ab", "a", "a", false},
-		"a member does not":                   {"ab", "ab", "a", true},
-		"a member that nobody heard does not": {"a", "ab", "a", false},
-		"somebody new answers":                {"a", "a", "ab", false},
-	} {
-		tab := table{self: newID(t), known: func(identity.NodeID) bool { return false }, nodes: map[identity.NodeID]*found{}}
-		ids := map[rune]identity.NodeID{'a': newID(t), 'b': newID(t)}
-		for _, r := range c.heard {
-			tab.heard(said{node: ids[r], port: 1}, now)
+// Who answers to this node alone is there, but what it says to all may be lost.
+func TestAnAnswerToOneIsNoAnnouncement(t *testing.T) {
+	near := newID(t)
+	tab := newTable(t, near)
+	long := tab.goneAfter()
+	for d := time.Duration(0); d <= 2*long; d += 5 * time.Second {
+		now := t0.Add(d)
+		tab.reached(near, now)
+		tab.heard(said{node: near, port: 7871, addrs: addrs("192.0.2.9"), alone: d > 0}, now)
+		tab.expire(now)
+		// It is asked again, for all to hear, before it is missed.
+		if asked, missed := tab.quiet(now), d > long; missed && !asked || d <= 2*browseFor && asked {
+			t.Errorf("after %v: quiet %v", d, asked)
 		}
-		for _, r := range c.reached {
-			tab.reached(ids[r], now)
+		if list, _ := tab.unheard(now); (len(list) > 0) != (d > long) {
+			t.Errorf("after %v: unheard %v", d, list)
 		}
-		who := map[identity.NodeID]bool{}
-		for _, r := range c.answered {
-			who[ids[r]] = true
-		}
-		if got := tab.missed(who, now); got != c.want {
-			t.Errorf("%s: %v", what, got)
-		}
+	}
+	if c := tab.candidates(nil, nil, t0.Add(2*long)); len(c) != 1 || len(c[0].Addresses) != 1 {
+		t.Errorf("candidates: %+v", c)
+	}
+	tab.heard(said{node: near, port: 7871}, t0.Add(2*long))
+	if tab.quiet(t0.Add(2 * long)) {
+		t.Error("quiet, though just heard")
 	}
 }
 
