@@ -132,6 +132,8 @@ func (a *Agent) needDefaultUser(ctx context.Context) error {
 const (
 	joinFor  = 15 * time.Second
 	askEvery = 3 * time.Second
+	// askSoon is how soon it asks for the second time, for all to hear.
+	askSoon = time.Second
 )
 
 // Join pairs with the node that showed a code.
@@ -216,7 +218,7 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 	defer cancel()
 	deadline := time.NewTimer(joinFor)
 	defer deadline.Stop()
-	again := time.NewTimer(0) // it may be known already
+	again, wait := time.NewTimer(0), askSoon // it may be known already
 	defer again.Stop()
 	for {
 		var out []pair.Candidate
@@ -241,7 +243,8 @@ func (a *Agent) inviters(ctx context.Context, number, address string) ([]pair.Ca
 		case <-news:
 		case <-again.C:
 			a.finder.Ask()
-			again.Reset(askEvery)
+			again.Reset(wait)
+			wait = askEvery
 		case <-deadline.C:
 			return nil, fault.Newf(fault.PairingFailed,
 				"see that `tbcluster pair` still waits there and that a cable or the network joins both; or name it: tbcluster pair CODE --address HOST",

@@ -57,7 +57,7 @@ type Key struct {
 
 // Keys documents every key, in the order in which they are shown.
 var Keys = []Key{
-	{"name", "text", `""`, "Name of this node, 1 to 63 of a-z, 0-9 and \"-\". Empty: the host name."},
+	{"name", "text", `""`, "Name that this node begins with, 1 to 63 of a-z, 0-9 and \"-\". Empty: the host name. Later `tbcluster node rename` changes it, and this does not."},
 	{"control_port", "number", "7871", "TCP port on which the agents talk to each other. If it is taken the next free one is used and announced."},
 	{"peers", "list of text", "[]", "Nodes to try where mDNS does not reach, as \"host\" or \"host:port\". They still have to be paired."},
 	{"address_block", "text", `"10.77.0.0/16"`, "IPv4 block out of which links and nodes get their addresses; /8 to /24. What is in use by anything else is left out."},

@@ -127,14 +127,15 @@ func (m *mdns) browseOn(ctx context.Context, list []net.Interface) context.Cance
 		}
 		m.browsers.Go(func() {
 			defer cancel()
-			n := 0
+			names := map[string]bool{}
 			// To the end, or the library hangs in a send.
 			for e := range entries {
-				if n++; n == maxEntries {
+				if e == nil || len(names) >= maxEntries {
+					continue
+				}
+				if names[e.Instance] = true; len(names) == maxEntries {
 					cancel()
 					signal(m.full)
-				}
-				if n > maxEntries || e == nil {
 					continue
 				}
 				s, err := parseSaid(e.Instance, e.Text, e.Port, append(e.AddrIPv4, e.AddrIPv6...))
