@@ -386,7 +386,7 @@ func (u *user) sees(text string) {
 func TestScreenFollowsTheAgent(t *testing.T) {
 	a := newAgent(t, load(t, "three"))
 	u := sit(t, a, Options{})
-	u.sees("desk  3 nodes  4 cables, 140 Gb/s")
+	u.sees("desk  3 nodes  4 cables  1 ready, 1 starting  1 copying")
 	cut := load(t, "three").GetLinks()[0]
 	cut.State, cut.Reason = pb.LinkState_LINK_STATE_DOWN, "the cable was unplugged"
 	a.change(&pb.ClusterDelta{Links: []*pb.Link{cut}, RemovedTransferIds: []string{"t1"}})
