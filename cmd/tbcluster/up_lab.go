@@ -171,7 +171,7 @@ func bootLab(ctx context.Context, m virtualCluster, status lab.Status) (clients 
 		}
 	}()
 	for _, n := range status.Nodes {
-		c, err := dial(&endpoint{path: m.SocketPath(n.Name), from: "lab node " + n.Name, foreign: true})
+		c, err := dial(&endpoint{path: m.SocketPath(n.Name), from: "lab node " + n.Name, foreign: true, in: &labNode{m.Name(), n.Name}})
 		if err != nil {
 			return clients, err
 		}
