@@ -67,6 +67,15 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 	if out := ok("list"); !strings.Contains(out, name) {
 		t.Errorf("`lab list`: %s", out)
 	}
+	var labs labListJSON
+	if err := json.Unmarshal([]byte(ok("list", "-o", "json")), &labs); err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(labs.List, func(e labEntryJSON) bool { return e.Name == name }); i < 0 || !slices.Contains(labs.Labs, name) {
+		t.Errorf("`lab list -o json` lacks %s: %+v", name, labs)
+	} else if e := labs.List[i]; e.State != lab.Running || e.Nodes == nil || *e.Nodes != 3 || e.Cables == nil || *e.Cables != 4 {
+		t.Errorf("`lab list -o json`: %+v", e)
+	}
 
 	if out := ok("cut", "beta:alpha", "--cable", "2"); out != "beta:alpha is cut\n" {
 		t.Errorf("`lab cut` says %q", out)
