@@ -652,6 +652,10 @@ func runLabExec(ctx context.Context, o *labExecOptions, node string, argv []stri
 		opts.Env = append(opts.Env, "TERM="+term)
 	}
 	code, err := l.Exec(ctx, node, opts)
+	if fault.Is(err, fault.Interrupted) {
+		// Whoever pressed ctrl-C knows; what else there is to say the command says.
+		return exitStatus(fault.ExitInterrupted)
+	}
 	if err != nil {
 		return err
 	}

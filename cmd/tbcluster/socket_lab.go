@@ -48,15 +48,7 @@ func (n *labNode) String() string { return fmt.Sprintf("node %s of the lab %q", 
 // start says how to get an agent there: one that was started any other way
 // would be the machine's own.
 func (n *labNode) start() string {
-	return "`tbcluster lab start " + n.node + " --agent" + nameFlag(n.lab) + "` starts it; `tbcluster lab status" + nameFlag(n.lab) + "` shows how the lab stands"
-}
-
-// nameFlag is the flag that names a lab; the default one needs none.
-func nameFlag(name string) string {
-	if name == lab.DefaultName {
-		return ""
-	}
-	return " --name " + name
+	return lab.Command(n.lab, "start "+n.node+" --agent") + " starts it; " + lab.Command(n.lab, "status") + " shows how the lab stands"
 }
 
 // labNodeOf returns the node whose agent listens at a path; nil where that is in
