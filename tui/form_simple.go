@@ -145,6 +145,10 @@ func (m *Model) openHelp() tea.Cmd {
 			}
 		}
 		for _, a := range actions {
+			if a.label == "open" && m.page != nil && m.page.logOf != "" {
+				add("enter", "whole lines of the log, or a row for each", "")
+				continue
+			}
 			k := strings.Join(a.keys, ", ")
 			if k == " " {
 				k = "space"
