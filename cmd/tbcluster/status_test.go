@@ -30,6 +30,20 @@ func TestStatusOfOneNodeAlone(t *testing.T) {
 	golden(t, "status-alone.txt", b.String())
 }
 
+// As on the screen, what is only worth knowing is nothing to look at.
+func TestTheFirstLineCountsWhatIsToDo(t *testing.T) {
+	s := deskState()
+	finding := func(severity tbv1.Severity) *tbv1.Finding { return &tbv1.Finding{Severity: severity} }
+	s.Findings = []*tbv1.Finding{finding(tbv1.Severity_SEVERITY_INFO), finding(tbv1.Severity_SEVERITY_INFO)}
+	if got := summary(s); strings.Contains(got, "to look at") || strings.Contains(got, "broken") {
+		t.Errorf("with what is worth knowing alone: %s", got)
+	}
+	s.Findings = append(s.Findings, finding(tbv1.Severity_SEVERITY_WARNING), finding(tbv1.Severity_SEVERITY_WARNING), finding(tbv1.Severity_SEVERITY_ERROR))
+	if got := summary(s); !strings.HasSuffix(got, ", 1 broken, 2 to look at") {
+		t.Errorf("with one that is broken and two to look at: %s", got)
+	}
+}
+
 func TestStatusAsJSONIsStable(t *testing.T) {
 	d := startDouble(t, &agentDouble{state: deskState()})
 	r := tb(t, d, "status", "-o", "json")
