@@ -739,6 +739,24 @@ func TestCopyToTheClipboard(t *testing.T) {
 	}
 }
 
+// What was copied, and the key for where that did not work, stand in one line of
+// the smallest terminal.
+func TestWhatWasCopiedIsSaidWhole(t *testing.T) {
+	s := load(t, "three")
+	s.Nodes[0].Name = strings.Repeat("long", 15)
+	for _, keys := range [][]string{{"1"}, {"2"}, {"3"}, {"4"}, {"5"}, {"6", "end"}, {"5", "enter"}, {"L"}} {
+		m := screen(t, s, 80, 24)
+		var out bytes.Buffer
+		m.out, m.getenv = &out, func(string) string { return "" }
+		press(m, keys...)
+		m.Update(m.yank()())
+		v := m.View()
+		if last := v[strings.LastIndex(v, "\n")+1:]; !strings.Contains(last, "copied ") || !strings.Contains(last, "Y shows it") {
+			t.Errorf("after %v: %q", keys, last)
+		}
+	}
+}
+
 func TestTheCommandOfAFindingIsWhatIsCopied(t *testing.T) {
 	for fix, want := range map[string]string{
 		"Run `sudo modprobe thunderbolt_net`. If that fails, install `linux-modules-extra`.": "sudo modprobe thunderbolt_net",

@@ -55,6 +55,64 @@ func TestABoxWithoutTheKeysShowsWhatBegins(t *testing.T) {
 	}
 }
 
+// What one node found of another is about that other one.
+func TestAFindingOfAnotherNodeBeginsWithThatNode(t *testing.T) {
+	before := load(t, "three")
+	s := proto.CloneOf(before)
+	s.Nodes[2].State = pb.NodeState_NODE_STATE_DOWN
+	s.Findings = []*pb.Finding{{
+		Code: "node-down", Severity: pb.Severity_SEVERITY_WARNING, Title: "gamma is down", NodeId: "naaaa", NodeName: "alpha", Subject: "ncccc",
+	}}
+	m := screen(t, before, 80, 24)
+	m.take(report{state: s, live: true})
+	if v := m.View(); !strings.Contains(v, "▲ gamma is down, seen by alpha") {
+		t.Errorf("the box does not begin with gamma:\n%s", v)
+	}
+	press(m, "7")
+	if v := m.View(); !strings.Contains(v, "to look at: gamma is down,") {
+		t.Errorf("the log does not begin with gamma:\n%s", v)
+	}
+	press(m, "5", "enter")
+	v := m.View()
+	of, by := strings.Index(v, "│ of           node gamma"), strings.Index(v, "│ seen by      alpha")
+	if of < 0 || by < of || strings.Contains(v, "ncccc") {
+		t.Errorf("the page does not name gamma, then alpha:\n%s", v)
+	}
+}
+
+func TestTheLegendHasEverySymbolOfAState(t *testing.T) {
+	m := screen(t, load(t, "three"), 140, 60)
+	press(m, "?")
+	v := m.View()
+	for _, w := range []word{transferWords[pb.TransferState_TRANSFER_STATE_COPYING], severityWords[pb.Severity_SEVERITY_INFO], {symbol: "·"}} {
+		if !strings.Contains(v, "   "+w.symbol+" ") {
+			t.Errorf("the legend lacks %s:\n%s", w.symbol, v)
+		}
+	}
+}
+
+func TestTheCopyFormBeginsWithWhatCanBeCopied(t *testing.T) {
+	s := load(t, "three")
+	// The first model lies everywhere; the second not on gamma.
+	full := s.GetModels()[0]
+	for _, id := range []string{"naaaa", "nbbbb", "ncccc"} {
+		full.Copies = append(full.Copies, &pb.ModelCopy{NodeId: id, Complete: true, Path: "/m"})
+	}
+	m := screen(t, s, 80, 24)
+	press(m, "C")
+	f := m.form.(*copyForm)
+	if f.model.id() != "m2" || f.node.id() != "ncccc" {
+		t.Errorf("chosen are %s to %s", f.model.id(), f.node.id())
+	}
+	// A third one lies on gamma alone: going to it takes the node along.
+	s.Models = append(s.Models, &pb.Model{Id: "m3", Name: "third", SizeBytes: 1, Copies: []*pb.ModelCopy{{NodeId: "ncccc", Complete: true, Path: "/m"}}})
+	m = screen(t, s, 80, 24)
+	press(m, "C", "end")
+	if f = m.form.(*copyForm); f.model.id() != "m3" || f.node.id() != "naaaa" {
+		t.Errorf("after another model was chosen: %s to %s", f.model.id(), f.node.id())
+	}
+}
+
 func TestTheHeaderNamesInstancesThatAreDegraded(t *testing.T) {
 	s := load(t, "three")
 	for _, i := range s.GetInstances() {
