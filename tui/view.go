@@ -210,7 +210,7 @@ func (m *Model) bodyTheme() theme {
 func (m *Model) noAgent(w int) []string {
 	say := "The agent is being asked for the state of the cluster."
 	if !m.lostAt.IsZero() {
-		say = "The agent does not answer: " + m.why + ". `tbcluster up` starts it; this screen goes on by itself as soon as it answers."
+		say = "The agent does not answer: " + m.why + ". " + cmpOr(m.o.Start, "`tbcluster up` starts it") + "; this screen goes on by itself as soon as it answers."
 	}
 	out := []string{""}
 	for _, l := range wrap(say, w-2) {

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"tbcluster/api/fault"
 )
 
@@ -161,6 +164,21 @@ func TestWithoutTheAgentOfALabItsNodeIsNamed(t *testing.T) {
 				t.Errorf("the error would have an agent of the machine itself started:\n%s", said)
 			}
 		})
+	}
+	// One that answers no more, and one without its gateway.
+	socket := labSocket(base, "desk", "alpha")
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	(&agentDouble{socket: socket, fault: map[string]error{"GetState": status.Error(codes.Unavailable, "it is gone")}}).serve(t)
+	for _, args := range [][]string{{"status"}, {"chat", "smol", "hello"}} {
+		var said bytes.Buffer
+		try := *g
+		try.out, try.errOut = discard{}, &said
+		if code := run(t.Context(), &try, append(args, "--socket", socket)); code != fault.ExitNoAgent ||
+			!strings.Contains(said.String(), "`tbcluster lab start alpha --agent --name desk`") || strings.Contains(said.String(), "tbcluster up") {
+			t.Errorf("%v ends with %d and says\n%s", args, code, said.String())
+		}
 	}
 	// A socket that only looks like one of a lab is not.
 	for _, path := range []string{base + "/desk/run/tbcluster/agent.sock", base + "/a/b/c/" + inNode, dir + "/desk/alpha/" + inNode} {
