@@ -63,7 +63,7 @@ func (k *keeper) eachCable(req request, do func(*cable) error) error {
 	}
 	switch {
 	case all == 0:
-		return fault.Newf(fault.Usage, "`tbcluster lab status` lists the cables", "no cable joins %s and %s", a.name, b.name)
+		return fault.Newf(fault.Usage, Command(k.rec.Options.Name, "status")+" lists the cables", "no cable joins %s and %s", a.name, b.name)
 	case found == 0:
 		return fault.Newf(fault.Usage, fmt.Sprintf("choose 1 to %d", all), "%s and %s have no cable %d", a.name, b.name, req.Cable)
 	}

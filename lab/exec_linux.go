@@ -32,14 +32,17 @@ func (l *Lab) Exec(ctx context.Context, node string, o ExecOptions) (int, error)
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", filepath.Join(l.NodeDir(node), "init.sock"))
 	if err != nil {
-		return 0, failed("reach the init of "+node, err, "`tbcluster lab status` shows how it stands")
+		return 0, failed("reach the init of "+node, err, Command(l.name, "status")+" shows how it stands")
 	}
 	c := conn.(*net.UnixConn)
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	s := &execSession{ctx: ctx, node: node, o: o, c: c, conn: frame.New(c)}
+	s := &execSession{ctx: ctx, lab: l.name, node: node, o: o, c: c, conn: frame.New(c)}
 	defer s.close()
 	code, err := s.run()
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return 0, fault.Newf(fault.Interrupted, "run it again", "the command on %s was interrupted and got SIGTERM", node)
+	}
 	if err != nil && ctx.Err() != nil {
 		return 0, l.interrupted(ctx)
 	}
@@ -49,6 +52,7 @@ func (l *Lab) Exec(ctx context.Context, node string, o ExecOptions) (int, error)
 // execSession is one command as its client sees it.
 type execSession struct {
 	ctx     context.Context
+	lab     string
 	node    string
 	o       ExecOptions
 	c       *net.UnixConn
@@ -119,9 +123,9 @@ func (s *execSession) run() (int, error) {
 
 func (s *execSession) lost(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
-		return fault.Newf(fault.NodeDown, "`tbcluster lab status` shows how it stands", "%s went off while a command ran there", s.node)
+		return fault.Newf(fault.NodeDown, Command(s.lab, "status")+" shows how it stands", "%s went off while a command ran there", s.node)
 	}
-	return failed("run a command on "+s.node, err, "`tbcluster lab status` shows how it stands")
+	return failed("run a command on "+s.node, err, Command(s.lab, "status")+" shows how it stands")
 }
 
 // plumb makes the three descriptors of the command.

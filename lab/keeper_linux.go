@@ -227,7 +227,7 @@ func (k *keeper) do(req request) (reply, error) {
 		return reply{}, n.running()
 	}
 	if n.name == LANHost {
-		return reply{}, fault.Newf(fault.Usage, "it is there for `tbcluster lab exec "+LANHost+" -- COMMAND`",
+		return reply{}, fault.Newf(fault.Usage, "it is there for "+Command(k.rec.Options.Name, "exec "+LANHost+" -- COMMAND"),
 			"%s is the host on the LAN, no node of the cluster", LANHost)
 	}
 	ops := map[string]func(*node, bool) error{

@@ -45,7 +45,7 @@ func Open(name string) (*Lab, error) {
 	l := named(name)
 	if _, err := os.Stat(l.dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fault.Newf(fault.LabFailed, "`tbcluster lab up --name "+name+"` makes one", "no lab is called %s", name)
+			return nil, fault.Newf(fault.LabFailed, Command(name, "up")+" makes one", "no lab is called %s", name)
 		}
 		return nil, failed("find the lab "+name, err, "check the rights of the directory").At(l.dir)
 	}
@@ -88,7 +88,7 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 	}
 	defer unlock()
 	if old, err := readRecord(l.dir); err == nil && old.Keeper.alive() {
-		return nil, fault.Newf(fault.LabFailed, "`tbcluster lab down --name "+o.Name+"` ends it; or choose another name",
+		return nil, fault.Newf(fault.LabFailed, Command(o.Name, "down")+" ends it; or choose another name",
 			"a lab called %s is running already", o.Name)
 	}
 	if err := l.remove(ctx); err != nil {
@@ -140,7 +140,7 @@ func (o *Options) findFiles() error {
 
 // make starts the keeper of a lab and waits until the nodes have booted.
 func (l *Lab) make(ctx context.Context, o Options) error {
-	fix := "try again; `tbcluster lab down` removes what is left"
+	fix := "try again; " + Command(l.name, "down") + " removes what is left"
 	if err := os.Mkdir(l.dir, 0o755); err != nil {
 		return failed("make the directory of the lab", err, fix).At(l.dir)
 	}
@@ -235,7 +235,7 @@ func (l *Lab) Down(ctx context.Context) error {
 
 // remove removes the lab. The caller holds its lock.
 func (l *Lab) remove(ctx context.Context) error {
-	again := "`tbcluster lab down --name " + l.name + "` again"
+	again := Command(l.name, "down") + " again"
 	rec, err := readRecord(l.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		// Without the record of a keeper there is nothing that runs: it waits
@@ -314,7 +314,7 @@ func (l *Lab) ask(ctx context.Context, req request) (reply, error) {
 			return reply{}, l.interrupted(ctx)
 		}
 		return reply{}, failed("reach the keeper of the lab "+l.name, err,
-			"the lab is dead: `tbcluster lab down --name "+l.name+"` cleans up, `tbcluster lab up` makes a new one")
+			"the lab is dead: "+Command(l.name, "down")+" cleans up, "+Command(l.name, "up")+" makes a new one")
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -329,16 +329,16 @@ func (l *Lab) ask(ctx context.Context, req request) (reply, error) {
 	if ctx.Err() != nil {
 		return reply{}, l.interrupted(ctx)
 	}
-	return reply{}, fault.Newf(fault.LabFailed, "see "+filepath.Join(l.dir, "keeper.log")+"; `tbcluster lab down` cleans up",
+	return reply{}, fault.Newf(fault.LabFailed, "see "+filepath.Join(l.dir, "keeper.log")+"; "+Command(l.name, "down")+" cleans up",
 		"the keeper of the lab %s ended while it was asked for %q", l.name, req.Op)
 }
 
 func (l *Lab) interrupted(ctx context.Context) error {
-	reason := fault.Interrupted
+	stands := Command(l.name, "status") + " shows how the lab stands"
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		reason = fault.Timeout
+		return fault.New(fault.Timeout, "wait for the lab "+l.name, ctx.Err(), stands)
 	}
-	return fault.New(reason, "wait for the lab "+l.name, ctx.Err(), "`tbcluster lab status` shows how it stands")
+	return fault.New(fault.Interrupted, "interrupted", nil, stands)
 }
 
 // Status tells how the lab stands; a dead lab has a status too.
@@ -435,7 +435,7 @@ func (l *Lab) Part(ctx context.Context, groups ...[]string) error {
 	for i, g := range groups {
 		for _, n := range g {
 			if !slices.ContainsFunc(s.Nodes, func(x NodeStatus) bool { return x.Name == n }) {
-				return fault.Newf(fault.NodeUnknown, "`tbcluster lab status` lists the nodes", "the lab %s has no node %q", l.name, n)
+				return fault.Newf(fault.NodeUnknown, Command(l.name, "status")+" lists the nodes", "the lab %s has no node %q", l.name, n)
 			}
 			if _, twice := side[n]; twice {
 				return fault.Newf(fault.Usage, "name each node once", "%s cannot be in two parts of the LAN", n)

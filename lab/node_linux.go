@@ -34,6 +34,7 @@ const lanHostDisk = 64 << 20
 // node is a node as the keeper sees it.
 type node struct {
 	name   string
+	lab    string // its name
 	index  int
 	dir    string
 	tree   *tree // its sysfs
@@ -72,7 +73,7 @@ func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 
 // makeNode makes what a node has while it is off: a disk, a directory, a tree.
 func (k *keeper) makeNode(index int, name string, cables []planned) (*node, error) {
-	n := &node{name: name, index: index, dir: filepath.Join(k.dir, name), lastNumber: -1}
+	n := &node{name: name, lab: k.rec.Options.Name, index: index, dir: filepath.Join(k.dir, name), lastNumber: -1}
 	for _, d := range []string{"run", "sys", "root", "disk"} {
 		if err := os.MkdirAll(n.path(d), 0o755); err != nil {
 			return nil, failed("make the directory of "+name, err, "try again")
@@ -107,9 +108,9 @@ func (k *keeper) makeNode(index int, name string, cables []planned) (*node, erro
 func (n *node) running() error {
 	switch {
 	case n.boot == nil:
-		return fault.Newf(fault.NodeDown, "`tbcluster lab start "+n.name+"` boots it", "%s is off", n.name)
+		return fault.Newf(fault.NodeDown, Command(n.lab, "start "+n.name)+" boots it", "%s is off", n.name)
 	case n.boot.paused:
-		return fault.Newf(fault.NodeDown, "`tbcluster lab start "+n.name+"` resumes it", "%s is paused", n.name)
+		return fault.Newf(fault.NodeDown, Command(n.lab, "start "+n.name)+" resumes it", "%s is paused", n.name)
 	}
 	return nil
 }

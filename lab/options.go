@@ -14,6 +14,19 @@ import (
 // DefaultName is the name of the lab that is meant where none is named.
 const DefaultName = "default"
 
+// Command returns the command line of `tbcluster lab` for the lab of that name,
+// in backquotes, as advice has it.
+func Command(name, line string) string {
+	if name == "" || name == DefaultName {
+		return "`tbcluster lab " + line + "`"
+	}
+	// What follows the node of exec is the command that it runs.
+	if node, is := strings.CutPrefix(line, "exec "); is {
+		return "`tbcluster lab exec --name " + name + " " + node + "`"
+	}
+	return "`tbcluster lab " + line + " --name " + name + "`"
+}
+
 // LANHost is the reserved node name of a host that is on the LAN of the lab and
 // is no node of the cluster: Exec works there, nothing is booted there.
 const LANHost = "lan"

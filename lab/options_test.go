@@ -173,3 +173,16 @@ func TestQuirksChangePortsAndDevices(t *testing.T) {
 		t.Errorf("swapped: %s", got)
 	}
 }
+
+func TestAdviceNamesTheLab(t *testing.T) {
+	for _, c := range []struct{ name, line, want string }{
+		{"", "status", "`tbcluster lab status`"},
+		{DefaultName, "start alpha", "`tbcluster lab start alpha`"},
+		{"desk", "start alpha --agent", "`tbcluster lab start alpha --agent --name desk`"},
+		{"desk", "exec lan -- COMMAND", "`tbcluster lab exec --name desk lan -- COMMAND`"},
+	} {
+		if got := Command(c.name, c.line); got != c.want {
+			t.Errorf("%q of %q: %s, want %s", c.line, c.name, got, c.want)
+		}
+	}
+}

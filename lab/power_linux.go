@@ -27,7 +27,7 @@ func (k *keeper) kill(n *node, agentOnly bool) error {
 		return nil
 	}
 	killed := 0
-	err := until("kill the agent of "+n.name, func() (bool, error) {
+	err := until(n, "kill the agent of "+n.name, func() (bool, error) {
 		agent, err := k.agentOf(n.boot)
 		if err != nil || len(agent) == 0 {
 			// The boot command can be started again once the init has seen its end.
@@ -49,7 +49,7 @@ func (k *keeper) kill(n *node, agentOnly bool) error {
 }
 
 func noAgent(n *node) error {
-	return fault.Newf(fault.NoAgent, "`tbcluster lab start --agent "+n.name+"` starts it", "no agent runs on %s", n.name)
+	return fault.Newf(fault.NoAgent, Command(n.lab, "start "+n.name+" --agent")+" starts it", "no agent runs on %s", n.name)
 }
 
 // start boots a node, or resumes it, or does so with its agent.
@@ -65,7 +65,7 @@ func (k *keeper) start(n *node, agentOnly bool) error {
 	case b.paused:
 		return n.running()
 	case !agentOnly:
-		return fault.Newf(fault.NodeInUse, "`tbcluster lab kill "+n.name+"` takes its power", "%s is running", n.name)
+		return fault.Newf(fault.NodeInUse, Command(n.lab, "kill "+n.name)+" takes its power", "%s is running", n.name)
 	case k.rec.Options.NoBoot:
 		return fault.Newf(fault.Usage, "start it with `tbcluster lab exec`", "the nodes of this lab have no boot command")
 	}
@@ -81,7 +81,7 @@ func (k *keeper) start(n *node, agentOnly bool) error {
 			return k.resume(n, true)
 		}
 	}
-	return fault.Newf(fault.NodeInUse, "`tbcluster lab kill --agent "+n.name+"` ends it", "the agent of %s is running", n.name)
+	return fault.Newf(fault.NodeInUse, Command(n.lab, "kill "+n.name+" --agent")+" ends it", "the agent of %s is running", n.name)
 }
 
 // pause stops every process of a node, or its agent.
@@ -99,7 +99,7 @@ func (k *keeper) pause(n *node, agentOnly bool) error {
 	}
 	b.paused = true
 	seen := map[int]bool{}
-	return until("pause "+n.name, func() (bool, error) {
+	return until(n, "pause "+n.name, func() (bool, error) {
 		all, err := descendants(b.pid)
 		if err != nil {
 			return false, err
@@ -131,7 +131,7 @@ func (k *keeper) pause(n *node, agentOnly bool) error {
 
 func (k *keeper) pauseAgent(n *node) error {
 	told := map[int]bool{}
-	err := until("pause the agent of "+n.name, func() (bool, error) {
+	err := until(n, "pause the agent of "+n.name, func() (bool, error) {
 		agent, err := k.agentOf(n.boot)
 		if err != nil {
 			return false, err
@@ -266,7 +266,7 @@ func innerPID(pid int) int {
 }
 
 // until repeats a step until it says that nothing is left to do.
-func until(what string, step func() (done bool, err error)) error {
+func until(n *node, what string, step func() (done bool, err error)) error {
 	for end := time.Now().Add(settle); ; {
 		done, err := step()
 		if err != nil {
@@ -276,7 +276,7 @@ func until(what string, step func() (done bool, err error)) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return failed(what, fmt.Errorf("its processes did not follow in %v", settle), "`tbcluster lab down` ends the lab")
+			return failed(what, fmt.Errorf("its processes did not follow in %v", settle), Command(n.lab, "down")+" ends the lab")
 		}
 		// A signal has no event of its own to wait for.
 		time.Sleep(time.Millisecond)

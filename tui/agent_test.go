@@ -386,7 +386,7 @@ func (u *user) sees(text string) {
 func TestScreenFollowsTheAgent(t *testing.T) {
 	a := newAgent(t, load(t, "three"))
 	u := sit(t, a, Options{})
-	u.sees("desk  3 nodes  4 cables, 140 Gb/s")
+	u.sees("desk  3 nodes  4 cables  1 ready, 1 starting  1 copying")
 	cut := load(t, "three").GetLinks()[0]
 	cut.State, cut.Reason = pb.LinkState_LINK_STATE_DOWN, "the cable was unplugged"
 	a.change(&pb.ClusterDelta{Links: []*pb.Link{cut}, RemovedTransferIds: []string{"t1"}})
@@ -736,6 +736,24 @@ func TestCopyToTheClipboard(t *testing.T) {
 			t.Errorf("%s=%s: wrote %q:\n%s", k, v, out.String(), u.m.View())
 		}
 		u.press("esc")
+	}
+}
+
+// What was copied, and the key for where that did not work, stand in one line of
+// the smallest terminal.
+func TestWhatWasCopiedIsSaidWhole(t *testing.T) {
+	s := load(t, "three")
+	s.Nodes[0].Name = strings.Repeat("long", 15)
+	for _, keys := range [][]string{{"1"}, {"2"}, {"3"}, {"4"}, {"5"}, {"6", "end"}, {"5", "enter"}, {"L"}} {
+		m := screen(t, s, 80, 24)
+		var out bytes.Buffer
+		m.out, m.getenv = &out, func(string) string { return "" }
+		press(m, keys...)
+		m.Update(m.yank()())
+		v := m.View()
+		if last := v[strings.LastIndex(v, "\n")+1:]; !strings.Contains(last, "copied ") || !strings.Contains(last, "Y shows it") {
+			t.Errorf("after %v: %q", keys, last)
+		}
 	}
 }
 

@@ -146,13 +146,21 @@ func changes(before, after *pb.ClusterState) []line {
 			if f.GetFix() != "" {
 				fix = ". To do: " + f.GetFix()
 			}
-			add(w.ink, "%s on %s: %s%s", w.text, cmpOr(f.GetNodeName(), names.nodeName(f.GetNodeId())), f.GetTitle(), fix)
+			if names.other(f) != nil {
+				add(w.ink, "%s: %s, seen by %s%s", w.text, f.GetTitle(), names.finder(f), fix)
+			} else {
+				add(w.ink, "%s on %s: %s%s", w.text, names.finder(f), f.GetTitle(), fix)
+			}
 		}
 		delete(open, id)
 	}
 	for _, f := range before.GetFindings() {
 		if _, ok := open[findingID(f)]; ok {
-			add(plainInk, "no longer on %s: %s", cmpOr(f.GetNodeName(), names.nodeName(f.GetNodeId())), f.GetTitle())
+			if earlier.other(f) != nil {
+				add(plainInk, "no longer: %s", f.GetTitle())
+			} else {
+				add(plainInk, "no longer on %s: %s", names.finder(f), f.GetTitle())
+			}
 		}
 	}
 	return out

@@ -18,6 +18,9 @@ const clipMost = 74_000
 // clipText is what is worth taking along of what is chosen, and how to call it.
 func (m *Model) clipText() (text, what string) {
 	it := m.target()
+	if m.page != nil && m.page.whole {
+		return strings.Join(m.page.log, "\n") + "\n", "this log"
+	}
 	if m.page != nil {
 		name, lines := m.facts(noCodes, it, 100)
 		lines = append([]string{kindNames[it.kind] + " " + name}, lines...)
@@ -29,7 +32,7 @@ func (m *Model) clipText() (text, what string) {
 	s := m.snap
 	switch it.kind {
 	case nodeKind:
-		return it.id, "the ID of " + s.nodeName(it.id)
+		return it.id, "the ID of " + cut(s.nodeName(it.id), 20)
 	case linkKind:
 		return it.id, "the ID of the cable"
 	case instanceKind:
@@ -111,13 +114,22 @@ func (m *Model) toClipboard(text, what string) tea.Cmd {
 		if _, err := io.WriteString(out, ansi.SetSystemClipboard(text)); err != nil {
 			return doneMsg{err: err}
 		}
-		return doneMsg{text: "copied " + what + " to the clipboard; if it did not arrive, Y shows it for the mouse"}
+		return doneMsg{text: "copied " + what + " to the clipboard; not there? Y shows it"}
 	}
 }
 
 func (m *Model) showBare() tea.Cmd {
 	text, _ := m.clipText()
-	m.setForm(&bareText{text: text})
+	b := &bareText{text: text}
+	if p := m.page; p != nil && p.whole && len(p.log) > 0 {
+		// It goes on where the log was.
+		if p.follow {
+			b.top = max(len(b.lines(m.w))-(m.h-2), 0)
+		} else if n := p.topLine(m); n > 0 {
+			b.top = len((&bareText{text: strings.Join(p.log[:n], "\n") + "\n"}).lines(m.w))
+		}
+	}
+	m.setForm(b)
 	return nil
 }
 

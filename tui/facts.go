@@ -480,12 +480,23 @@ func (p *sheet) finding(f *pb.Finding) string {
 	p.fact("what to do", boldInk, f.GetFix())
 	p.fact("it means", plainInk, f.GetMeaning())
 	p.fact("seen", plainInk, f.GetEvidence())
-	p.fact("node", plainInk, cmpOr(f.GetNodeName(), p.s.nodeName(f.GetNodeId())))
-	subject := f.GetSubject()
-	if l := p.s.link(subject); l != nil {
-		subject = "cable " + linkName(l)
+	if n := p.s.other(f); n != nil {
+		p.fact("of", plainInk, "node "+n.GetName())
+		p.fact("seen by", plainInk, p.s.finder(f))
+	} else {
+		subject := f.GetSubject()
+		if l := p.s.link(subject); l != nil {
+			subject = "cable " + linkName(l)
+		} else if n := p.s.node[subject]; n != nil {
+			subject = "node " + n.GetName()
+		} else if i := p.s.instance(subject); i != nil {
+			subject = "instance " + i.GetName()
+		} else if x := p.s.model[subject]; x != nil {
+			subject = "model " + x.GetName()
+		}
+		p.fact("node", plainInk, p.s.finder(f))
+		p.fact("of", plainInk, subject)
 	}
-	p.fact("of", plainInk, subject)
 	if f.GetSince() != nil {
 		p.fact("since", plainInk, f.GetSince().AsTime().Local().Format("2006-01-02 15:04:05"))
 	}

@@ -117,7 +117,7 @@ func (m *Model) openCopy() tea.Cmd {
 	f.self = f
 	it := m.target()
 	f.options(m.snap)
-	f.model.pick("")
+	f.model.pick(modelToCopy(m.snap, m.snap.node[it.id]))
 	if it.kind == modelKind {
 		f.model.pick(it.id)
 	}
@@ -129,6 +129,23 @@ func (m *Model) openCopy() tea.Cmd {
 	f.onNode = it.kind == modelKind
 	m.setForm(f)
 	return f.changed()
+}
+
+// modelToCopy is the first model that can be copied to a node, else to any; ""
+// where there is none.
+func modelToCopy(s *snapshot, to *pb.Node) string {
+	nodes := s.GetNodes()
+	if to != nil {
+		nodes = append([]*pb.Node{to}, nodes...)
+	}
+	for _, n := range nodes {
+		for _, x := range s.GetModels() {
+			if len(sourcesOf(s, x)) > 0 && whyNotTo(s, x, n) == "" {
+				return x.GetId()
+			}
+		}
+	}
+	return ""
 }
 
 // options fills the lists from the state; a node that is out says why.
@@ -210,6 +227,9 @@ func (f *copyForm) key(m *Model, k tea.KeyMsg) (tea.Cmd, bool) {
 		return nil, true
 	}
 	f.options(m.snap)
+	if !f.onNode && f.node.now().why != "" {
+		f.node.pick("")
+	}
 	return f.changed(), true
 }
 

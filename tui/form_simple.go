@@ -145,6 +145,10 @@ func (m *Model) openHelp() tea.Cmd {
 			}
 		}
 		for _, a := range actions {
+			if a.label == "open" && m.page != nil && m.page.logOf != "" {
+				add("enter", "whole lines of the log, or a row for each", "")
+				continue
+			}
 			k := strings.Join(a.keys, ", ")
 			if k == " " {
 				k = "space"
@@ -162,7 +166,7 @@ func (m *Model) openHelp() tea.Cmd {
 			add("esc", "back to where you were", "")
 		}
 		out = append(out, "")
-		for _, l := range wrap("● fine or there   ◐ under way   ○ not yet or ended   ▲ look at it   ✕ broken   ‖ paused   ═ a cable that carries packets   ╌ one that does not   40 ×2: two of 40 Gb/s each", w) {
+		for _, l := range wrap("● fine or there   ◐ under way   ▶ copying   ‖ paused   ○ not yet or ended   · not there   i worth knowing   ▲ look at it   ✕ broken   ═ a cable that carries packets   ╌ one that does not   40 ×2: two of 40 Gb/s each", w) {
 			out = append(out, t.put(dimInk, l))
 		}
 		return out

@@ -190,6 +190,11 @@ func TestScreenWithoutAgent(t *testing.T) {
 	golden(t, "asking-80x24", m)
 	m.take(report{why: "nothing answers at its socket"})
 	golden(t, "noagent-80x24", m)
+	m.resize(200, 24)
+	m.o.Start = "`tbcluster lab start alpha --agent` starts it"
+	if v := m.View(); !strings.Contains(v, "`tbcluster lab start alpha --agent` starts it; this") || strings.Contains(v, "tbcluster up") {
+		t.Errorf("it does not say what starts the agent of a lab:\n%s", v)
+	}
 }
 
 func TestScreenWhenTheAgentWentAway(t *testing.T) {

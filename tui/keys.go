@@ -239,6 +239,14 @@ func (m *Model) keyLine(w int) string {
 	}
 	var parts []part
 	for _, a := range actions {
+		if a.label == "open" && m.page != nil && m.page.logOf != "" {
+			s := "wrap"
+			if m.page.wrap {
+				s = "unwrap"
+			}
+			parts = append(parts, part{m.t.put(focusInk, a.keys[0]) + " " + s, a.rank})
+			continue
+		}
 		if a.label == "" || m.page != nil && (a.label == "open" || a.label == "find") {
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,8 +24,9 @@ type page struct {
 	// onFacts whether the keys go to them.
 	facts   int
 	onFacts bool
-	// whole is set where the log has the whole screen.
-	whole bool
+	// whole is set where the log has the whole screen, wrap where its lines are
+	// broken instead of cut.
+	whole, wrap bool
 	// logs
 	logOf  string
 	log    []string
@@ -32,6 +34,16 @@ type page struct {
 	follow bool   // stay at the newest line
 	lines  <-chan string
 	cancel context.CancelFunc
+
+	came    int // lines that ever came
+	wrapped wrappedLog
+}
+
+// wrappedLog is a log as wrapped to a width, made anew when there is more.
+type wrappedLog struct {
+	w, came int
+	rows    []string
+	first   []int // the row that each line begins at
 }
 
 // pageLogLines is how many lines of a log a page keeps, logLineBytes how much
@@ -178,6 +190,7 @@ func (m *Model) takeLog(msg logMsg) tea.Cmd {
 		return nil
 	}
 	p.log = append(p.log, msg.lines...)
+	p.came += len(msg.lines)
 	if n := len(p.log) - pageLogLines; n > 0 {
 		p.log = append([]string(nil), p.log[n:]...)
 	}
@@ -202,6 +215,10 @@ func (p *page) key(m *Model, s string) bool {
 	most := max(total-room, 0)
 	if s == "tab" && p.logOf != "" && !p.whole {
 		p.onFacts = !p.onFacts
+		return true
+	}
+	if s == "enter" && p.logOf != "" {
+		p.rewrap(m)
 		return true
 	}
 	at := p.scroll
@@ -237,6 +254,68 @@ func (p *page) key(m *Model, s string) bool {
 	return true
 }
 
+// rewrap breaks the lines of the log, or cuts them again; what was at the top
+// stays there.
+func (p *page) rewrap(m *Model) {
+	line := p.topLine(m)
+	p.wrap = !p.wrap
+	if _, first := p.logRows(p.logWidth(m.w)); !p.follow && line < len(first) {
+		p.scroll = first[line]
+	}
+}
+
+// topLine is the line of the log that is at the top of its box.
+func (p *page) topLine(m *Model) int {
+	onFacts := p.onFacts
+	p.onFacts = false
+	_, total, room := p.layout(m, noCodes, m.w, m.h-2)
+	p.onFacts = onFacts
+	from := max(total-room, 0)
+	if !p.follow {
+		from = min(p.scroll, from)
+	}
+	_, first := p.logRows(p.logWidth(m.w))
+	i, found := slices.BinarySearch(first, from)
+	if !found {
+		i--
+	}
+	return max(min(i, len(p.log)-1), 0)
+}
+
+// logWidth is the width of the log's box on a screen of w cells.
+func (p *page) logWidth(w int) int {
+	if !p.whole && w >= wideWidth {
+		return w - w*2/5
+	}
+	return w
+}
+
+// logRows is the log as the rows of a box of w cells, and the row at which each
+// line begins.
+func (p *page) logRows(w int) (rows []string, first []int) {
+	if !p.wrap {
+		first = make([]int, len(p.log))
+		for i := range first {
+			first[i] = i
+		}
+		return p.log, first
+	}
+	c := &p.wrapped
+	if c.w != w || c.came != p.came {
+		*c = wrappedLog{w: w, came: p.came}
+		for _, l := range p.log {
+			c.first = append(c.first, len(c.rows))
+			for i, part := range wrap(l, max(w-5, 1)) {
+				if i > 0 {
+					part = "  " + part
+				}
+				c.rows = append(c.rows, part)
+			}
+		}
+	}
+	return c.rows, c.first
+}
+
 // layout lays the page out: facts above, log below, or beside it where the
 // screen is wide. What is scrolled is the log, or the facts where there is
 // none: total lines of it, of which room are seen.
@@ -257,8 +336,8 @@ func (p *page) layout(m *Model, t theme, w, h int) (lines []string, total, room 
 	}
 	fw, fh, lw, lh := w, 0, w, 0
 	if w >= wideWidth {
-		fw = w * 2 / 5
-		fh, lw, lh = h, w-fw, h
+		lw = p.logWidth(w)
+		fw, fh, lh = w-lw, h, h
 		_, facts = m.facts(t, p.item, fw-4)
 	} else {
 		// The facts get what they need, but the log at least a third.
@@ -279,7 +358,7 @@ func (p *page) layout(m *Model, t theme, w, h int) (lines []string, total, room 
 }
 
 func (p *page) logBox(t theme, of string, w, h int) (box []string, total, room int) {
-	lines := p.log
+	lines, _ := p.logRows(w)
 	if p.logEnd != "" {
 		lines = append(lines[:len(lines):len(lines)], t.put(dimInk, "── "+p.logEnd+" ──"))
 	}
@@ -291,7 +370,11 @@ func (p *page) logBox(t theme, of string, w, h int) (box []string, total, room i
 	if !p.follow {
 		from = max(min(p.scroll, from), 0)
 	}
-	return t.box(of+p.logOf, span(from, total, room), indent(lines[from:]), w, h, !p.onFacts), total, room
+	note := span(from, total, room)
+	if !p.wrap && slices.ContainsFunc(lines[from:min(from+room, total)], func(l string) bool { return width(l) > w-3 }) {
+		note = strings.TrimSuffix("enter: whole lines · "+note, " · ")
+	}
+	return t.box(of+p.logOf, note, indent(lines[from:]), w, h, !p.onFacts), total, room
 }
 
 // span says which of the lines are seen when not all are.

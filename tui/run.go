@@ -25,6 +25,8 @@ type Options struct {
 	// As is the local user as whom people of other nodes act on this one when
 	// it pairs; empty means whoever the agent takes the caller to be.
 	As string
+	// Start says what starts the agent, a whole clause; empty means `tbcluster up`.
+	Start string
 	// Notice is one line shown until the first key: what `up` has just done.
 	Notice string
 	// NoColor leaves colours out; emphasis stays. NO_COLOR does the same.

@@ -45,7 +45,7 @@ func (m *Model) header(w int) string {
 		clock = t.put(lookInk, fmt.Sprintf("▲ %d×%d, better %d×%d ", m.cutW, m.cutH, minWidth, minHeight))
 	}
 	l := ""
-	for brief := range 3 {
+	for brief := range briefest + 1 {
 		l = " " + strings.Join(append([]string{name}, m.summary(brief)...), "  ")
 		if width(l)+width(clock) < w {
 			break
@@ -54,7 +54,10 @@ func (m *Model) header(w int) string {
 	return spread(l, clock, w)
 }
 
-// summary is what there is, in few words, 2 being the briefest: what is wrong
+// briefest is how far the header goes where there is little room.
+const briefest = 3
+
+// summary is what there is, in few words, briefest having fewest: what is wrong
 // comes with a mark.
 func (m *Model) summary(brief int) []string {
 	t, s := m.t, m.snap
@@ -101,14 +104,16 @@ func (m *Model) summary(brief int) []string {
 		}
 		out = append(out, c)
 	}
-	var ready, coming, failed int
+	var ready, coming, degraded, failed int
 	for _, i := range s.GetInstances() {
 		switch i.GetState() {
 		case pb.InstanceState_INSTANCE_STATE_READY:
 			ready++
 		case pb.InstanceState_INSTANCE_STATE_FAILED:
 			failed++
-		case pb.InstanceState_INSTANCE_STATE_STOPPED, pb.InstanceState_INSTANCE_STATE_STOPPING, pb.InstanceState_INSTANCE_STATE_DEGRADED:
+		case pb.InstanceState_INSTANCE_STATE_DEGRADED:
+			degraded++
+		case pb.InstanceState_INSTANCE_STATE_STOPPED, pb.InstanceState_INSTANCE_STATE_STOPPING:
 		default:
 			coming++
 		}
@@ -120,14 +125,26 @@ func (m *Model) summary(brief int) []string {
 	if coming > 0 {
 		inst = append(inst, fmt.Sprintf("%d starting", coming))
 	}
+	if degraded > 0 {
+		inst = append(inst, t.put(lookInk, fmt.Sprintf("▲ %d degraded", degraded)))
+	}
 	if failed > 0 {
 		inst = append(inst, t.put(badInk, fmt.Sprintf("✕ %d failed", failed)))
 	}
-	if brief == 2 && failed == 0 {
+	if brief == briefest && failed+degraded == 0 {
 		inst = nil
 	}
 	if len(inst) > 0 {
 		out = append(out, strings.Join(inst, ", "))
+	}
+	copying := 0
+	for _, x := range s.GetTransfers() {
+		if !isOver(x.GetState()) && x.GetState() != pb.TransferState_TRANSFER_STATE_PAUSED {
+			copying++
+		}
+	}
+	if copying > 0 && brief < 2 {
+		out = append(out, fmt.Sprintf("%d copying", copying))
 	}
 	broken, look := 0, 0
 	for _, f := range s.GetFindings() {
@@ -139,10 +156,10 @@ func (m *Model) summary(brief int) []string {
 		}
 	}
 	if broken > 0 {
-		out = append(out, t.put(badInk, fmt.Sprintf("✕ %d", broken)+map[bool]string{true: " broken"}[brief < 2]))
+		out = append(out, t.put(badInk, fmt.Sprintf("✕ %d", broken)+map[bool]string{true: " broken"}[brief < briefest]))
 	}
 	if look > 0 {
-		out = append(out, t.put(lookInk, fmt.Sprintf("▲ %d", look)+map[bool]string{true: " to look at"}[brief < 2]))
+		out = append(out, t.put(lookInk, fmt.Sprintf("▲ %d", look)+map[bool]string{true: " to look at"}[brief < briefest]))
 	}
 	return out
 }
@@ -193,7 +210,7 @@ func (m *Model) bodyTheme() theme {
 func (m *Model) noAgent(w int) []string {
 	say := "The agent is being asked for the state of the cluster."
 	if !m.lostAt.IsZero() {
-		say = "The agent does not answer: " + m.why + ". `tbcluster up` starts it; this screen goes on by itself as soon as it answers."
+		say = "The agent does not answer: " + m.why + ". " + cmpOr(m.o.Start, "`tbcluster up` starts it") + "; this screen goes on by itself as soon as it answers."
 	}
 	out := []string{""}
 	for _, l := range wrap(say, w-2) {
@@ -214,7 +231,8 @@ func (m *Model) seen(p place) int {
 // frameOf is what a panel is drawn from.
 func (m *Model) frameOf(n int) frame {
 	f := frame{theme: m.bodyTheme(), s: m.snap, items: m.visible(n), focused: n == m.focus && m.page == nil && m.form == nil, now: m.now, cache: &m.routes}
-	if len(f.items) > 0 {
+	// A box without the keys is at its top, where what runs and what is new is.
+	if len(f.items) > 0 && n == m.focus {
 		f.chosen = f.items[m.cursor[n].at(f.items)].id
 	}
 	if m.small() {

@@ -311,7 +311,10 @@ func (x pairingDouble) Map(_ context.Context, r *tbv1.MapRequest) (*tbv1.MapResp
 	return &tbv1.MapResponse{Mappings: []string{r.GetNode() + "/" + r.GetUser() + "=" + r.GetLocalUser()}}, nil
 }
 
-func (x pairingDouble) Revoke(context.Context, *tbv1.RevokeRequest) (*tbv1.RevokeResponse, error) {
+func (x pairingDouble) Revoke(_ context.Context, q *tbv1.RevokeRequest) (*tbv1.RevokeResponse, error) {
+	if q.GetNode() == x.d.members[2].GetName() { // it is out
+		return &tbv1.RevokeResponse{}, nil
+	}
 	return &tbv1.RevokeResponse{Revoked: x.d.members[1:2], Introduced: x.d.members[2:3]}, nil
 }
 

@@ -249,7 +249,7 @@ func chatFault(ctx context.Context, o *chatOptions, err error) error {
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		return fault.New(fault.NoAgent, "the gateway does not answer", op.Err, "start the agent with `tbcluster up`")
+		return o.g.chosen.unanswered("the gateway does not answer", op.Err, "start the agent with `tbcluster up`")
 	}
 	return fault.New(fault.EngineFailed, "the answer of "+o.model+" broke off", err, "`tbcluster ps` says what became of it, `tbcluster logs` what it said")
 }

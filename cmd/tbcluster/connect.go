@@ -15,6 +15,7 @@ import (
 
 	"tbcluster/api/fault"
 	tbv1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/lab"
 )
 
 // machineSocket returns the socket of an agent that runs as root, and of the
@@ -39,6 +40,17 @@ type endpoint struct {
 	owned string
 	// remark goes to standard error once, when the choice may surprise.
 	remark string
+	// in is the node of a lab whose agent it is, as seen from the machine that
+	// the lab runs on; nil for any other.
+	in *labNode
+}
+
+// unanswered is the error of an endpoint where no agent answers.
+func (e *endpoint) unanswered(what string, why error, fix string) *fault.Fault {
+	if e.in != nil {
+		what, fix = "the agent of "+e.in.String()+" does not answer", e.in.start()
+	}
+	return fault.New(fault.NoAgent, what, why, fix).At(fmt.Sprintf("%s (from %s)", e.path, e.from))
 }
 
 // gateway returns the path of the gateway's socket, which is beside the agent's.
@@ -48,10 +60,10 @@ func (e *endpoint) gateway() string { return filepath.Join(filepath.Dir(e.path),
 // fixed endpoint was named by the caller and is the only one.
 func candidates(g *globals) (list []endpoint, fixed bool) {
 	if g.socket != "" {
-		return []endpoint{{path: g.socket, from: "--socket"}}, true
+		return []endpoint{{path: g.socket, from: "--socket", in: labNodeOf(g, g.socket)}}, true
 	}
 	if s := g.getenv("TBCLUSTER_SOCKET"); s != "" {
-		return []endpoint{{path: s, from: "TBCLUSTER_SOCKET"}}, true
+		return []endpoint{{path: s, from: "TBCLUSTER_SOCKET", in: labNodeOf(g, s)}}, true
 	}
 	if node := g.getenv("TBCLUSTER_NODE"); node != "" {
 		return []endpoint{{path: machineSocket(g), from: "lab node " + node}}, true
@@ -60,9 +72,12 @@ func candidates(g *globals) (list []endpoint, fixed bool) {
 	for _, dir := range userRuntimeDirs(g) {
 		list = append(list, endpoint{path: filepath.Join(dir, "agent.sock"), from: "your agent", owned: dir})
 	}
-	const lab = "talking to node alpha of the lab \"default\"; no agent runs on this machine itself"
+	first := &labNode{lab.DefaultName, lab.NodeNames(1)[0]}
 	for _, base := range labRuntimeDirs(g) {
-		e := endpoint{path: labSocket(base, "default", "alpha"), from: "the default lab", foreign: true, remark: lab}
+		e := endpoint{
+			path: labSocket(base, first.lab, first.node), from: "the default lab", foreign: true, in: first,
+			remark: "talking to " + first.String() + "; no agent runs on this machine itself",
+		}
 		if os.Getuid() != 0 {
 			e.owned = base
 		}
@@ -95,6 +110,8 @@ func choose(ctx context.Context, g *globals) (*endpoint, error) {
 	}
 	list, fixed := candidates(g)
 	var why error
+	var off *endpoint // a lab's node whose agent does not answer
+	var offWhy error
 	for i := range list {
 		e := &list[i]
 		if e.owned != "" {
@@ -107,13 +124,19 @@ func choose(ctx context.Context, g *globals) (*endpoint, error) {
 		}
 		c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", e.path)
 		if err != nil {
+			if !fixed && e.in != nil {
+				if isDir(labNodeDir(e.path)) {
+					off, offWhy = e, err
+				}
+				continue
+			}
 			if fixed || !errors.Is(err, os.ErrNotExist) {
 				why = errors.Join(why, err)
 			}
 			continue
 		}
 		c.Close()
-		if e.remark != "" {
+		if e.remark != "" && !g.json() {
 			g.notef("%s", e.remark)
 		}
 		g.chosen = e
@@ -123,8 +146,10 @@ func choose(ctx context.Context, g *globals) (*endpoint, error) {
 		return nil, fault.FromStatus(ctx.Err())
 	}
 	if fixed {
-		return nil, fault.New(fault.NoAgent, "no agent answers", why, "start it with `tbcluster up`, or name another socket").
-			At(fmt.Sprintf("%s (from %s)", list[0].path, list[0].from))
+		return nil, list[0].unanswered("no agent answers", why, "start it with `tbcluster up`, or name another socket")
+	}
+	if off != nil && why == nil {
+		return nil, off.unanswered("", offWhy, "")
 	}
 	return nil, fault.New(fault.NoAgent, "no agent runs here", why, "start it with `tbcluster up`; `tbcluster up --lab 3` makes three virtual machines to try it on")
 }
@@ -223,7 +248,7 @@ func callFault(e *endpoint, err error) error {
 	}
 	f := fault.FromStatus(err)
 	if f.Reason == fault.NoAgent && f.Fix == "" {
-		f = fault.New(fault.NoAgent, "the agent does not answer any more", errors.New(f.What), "start it again with `tbcluster up`; `tbcluster logs --agent` shows what it last said").At(e.path)
+		f = e.unanswered("the agent does not answer any more", errors.New(f.What), "start it again with `tbcluster up`; `tbcluster logs --agent` shows what it last said")
 	}
 	return f
 }

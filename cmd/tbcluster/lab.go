@@ -225,9 +225,23 @@ func runLabDown(ctx context.Context, o *labOptions, all bool) error {
 	return nil
 }
 
-// labsJSON is `tbcluster lab list -o json`, and the labs that `lab down` ended.
+// labsJSON is the labs that `tbcluster lab down` ended.
 type labsJSON struct {
 	Labs []string `json:"labs"`
+}
+
+// labListJSON is `tbcluster lab list -o json`.
+type labListJSON struct {
+	labsJSON
+	List []labEntryJSON `json:"list"`
+}
+
+type labEntryJSON struct {
+	Name  string    `json:"name"`
+	State lab.State `json:"state"`
+	// Nodes and Cables are nil where what is left of the lab does not tell.
+	Nodes  *int `json:"nodes"`
+	Cables *int `json:"cables"`
 }
 
 func newLabListCommand(o *labOptions) *cobra.Command {
@@ -247,22 +261,34 @@ func runLabList(ctx context.Context, o *labOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.g.json() {
-		writeJSON(o.g.out, labsJSON{Labs: append([]string{}, names...)})
-		return nil
-	}
-	t := newTable("LAB", "STATE", "NODES>", "CABLES>")
+	doc := labListJSON{labsJSON{Labs: []string{}}, []labEntryJSON{}}
 	for _, name := range names {
 		l, err := lab.Open(name)
 		if err != nil {
 			continue // taken down meanwhile
 		}
-		s, err := l.Status(ctx)
-		if err != nil {
-			t.add(name, string(lab.Dead), "-", "-")
-			continue
+		e := labEntryJSON{Name: name, State: lab.Dead}
+		if s, err := l.Status(ctx); err == nil {
+			nodes, cables := len(s.Nodes), len(s.Cables)
+			e.State, e.Nodes, e.Cables = s.State, &nodes, &cables
+		} else if ctx.Err() != nil {
+			return err
 		}
-		t.add(name, string(s.State), fmt.Sprint(len(s.Nodes)), fmt.Sprint(len(s.Cables)))
+		doc.Labs, doc.List = append(doc.Labs, name), append(doc.List, e)
+	}
+	if o.g.json() {
+		writeJSON(o.g.out, doc)
+		return nil
+	}
+	number := func(n *int) string {
+		if n == nil {
+			return "-"
+		}
+		return fmt.Sprint(*n)
+	}
+	t := newTable("LAB", "STATE", "NODES>", "CABLES>")
+	for _, e := range doc.List {
+		t.add(e.Name, string(e.State), number(e.Nodes), number(e.Cables))
 	}
 	t.write(o.g.out)
 	return nil
@@ -626,6 +652,10 @@ func runLabExec(ctx context.Context, o *labExecOptions, node string, argv []stri
 		opts.Env = append(opts.Env, "TERM="+term)
 	}
 	code, err := l.Exec(ctx, node, opts)
+	if fault.Is(err, fault.Interrupted) {
+		// Whoever pressed ctrl-C knows; what else there is to say the command says.
+		return exitStatus(fault.ExitInterrupted)
+	}
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -67,6 +70,15 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 	if out := ok("list"); !strings.Contains(out, name) {
 		t.Errorf("`lab list`: %s", out)
 	}
+	var labs labListJSON
+	if err := json.Unmarshal([]byte(ok("list", "-o", "json")), &labs); err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(labs.List, func(e labEntryJSON) bool { return e.Name == name }); i < 0 || !slices.Contains(labs.Labs, name) {
+		t.Errorf("`lab list -o json` lacks %s: %+v", name, labs)
+	} else if e := labs.List[i]; e.State != lab.Running || e.Nodes == nil || *e.Nodes != 3 || e.Cables == nil || *e.Cables != 4 {
+		t.Errorf("`lab list -o json`: %+v", e)
+	}
 
 	if out := ok("cut", "beta:alpha", "--cable", "2"); out != "beta:alpha is cut\n" {
 		t.Errorf("`lab cut` says %q", out)
@@ -93,7 +105,11 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 	if out := ok("kill", "gamma"); out != "gamma has no power now\n" {
 		t.Errorf("`lab kill` says %q", out)
 	}
-	in("exec", "gamma", "--", "true").wantCode(t, fault.ExitNodeDown)
+	r := in("exec", "gamma", "--", "true")
+	r.wantCode(t, fault.ExitNodeDown)
+	if want := "`tbcluster lab start gamma --name " + name + "` boots it"; !strings.Contains(r.err, want) {
+		t.Errorf("`lab exec` on a node that is off does not say %q:\n%s", want, r.err)
+	}
 	ok("start", "gamma")
 	ok("pause", "gamma")
 	if s := current(); s.Nodes[2].State != lab.Paused {
@@ -101,7 +117,7 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 	}
 	ok("resume", "gamma")
 
-	r := in("exec", "beta", "--", "sh", "-c", "cat; hostname; echo oops >&2; exit 9")
+	r = in("exec", "beta", "--", "sh", "-c", "cat; hostname; echo oops >&2; exit 9")
 	if r.code != 9 || r.out != "typedbeta\n" || r.err != "oops\n" {
 		t.Errorf("`lab exec`: %+v", r)
 	}
@@ -113,6 +129,23 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 		t.Errorf("`lab exec lan`: %+v", r)
 	}
 
+	// A signal ends it as it ends any command: the context is what main makes of one.
+	interrupted, interrupt := context.WithCancel(t.Context())
+	begun, w := io.Pipe()
+	var said bytes.Buffer
+	ended := make(chan int, 1)
+	go func() {
+		g := &globals{in: eof{}, out: w, errOut: &said, run: "/nonexistent", getenv: func(string) string { return "" }}
+		ended <- run(interrupted, g, []string{"lab", "exec", "--name", name, "beta", "--", "sh", "-c", "echo begun; exec sleep 600"})
+	}()
+	if line, err := bufio.NewReader(begun).ReadString('\n'); err != nil || line != "begun\n" {
+		t.Fatalf("the command said %q, %v", line, err)
+	}
+	interrupt()
+	if code := <-ended; code != fault.ExitInterrupted || said.Len() > 0 {
+		t.Errorf("interrupted it ends with %d and says %q", code, said.String())
+	}
+
 	for _, c := range []struct {
 		args []string
 		code int
@@ -122,10 +155,11 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 		{[]string{"exec", "beta", "--", "no-such-command"}, fault.ExitPartial, "no-such-command"},
 		{[]string{"exec", "beta"}, fault.ExitUsage, "something is missing after `tbcluster lab exec`"},
 		{[]string{"cut", "alpha"}, fault.ExitUsage, "alpha:beta"},
-		{[]string{"cut", "alpha:gamma"}, fault.ExitUsage, "no cable joins alpha and gamma"},
+		{[]string{"cut", "alpha:gamma"}, fault.ExitUsage, "`tbcluster lab status --name " + name + "` lists the cables"},
 		{[]string{"cut", "alpha:lan", "--silent"}, fault.ExitUsage, "one plug"},
 		{[]string{"kill", "lan"}, fault.ExitUsage, "no node of the cluster"},
-		{[]string{"kill", "--agent", "alpha"}, fault.ExitNoAgent, "no agent runs on alpha"},
+		{[]string{"kill", "--agent", "alpha"}, fault.ExitNoAgent, "`tbcluster lab start alpha --agent --name " + name + "` starts it"},
+		{[]string{"start", "beta"}, fault.ExitPrecondition, "`tbcluster lab kill beta --name " + name + "` takes its power"},
 		{[]string{"up", "--no-agent"}, fault.ExitPrecondition, "running already"},
 		{[]string{"up", "--memory", "much"}, fault.ExitUsage, `"much" is no size`},
 		{[]string{"up", "--bind", "/tmp"}, fault.ExitUsage, "is no bind"},
@@ -143,7 +177,7 @@ func TestALabIsMadeBrokenAndTakenDown(t *testing.T) {
 	for _, args := range [][]string{{"status"}, {"down"}, {"exec", "alpha", "--", "true"}} {
 		r := in(args...)
 		r.wantCode(t, fault.ExitPrecondition)
-		if !strings.Contains(r.err, "no lab is called "+name) || !strings.Contains(r.err, "lab up --name "+name) {
+		if !strings.Contains(r.err, "no lab is called "+name) || !strings.Contains(r.err, "`tbcluster lab up --name "+name+"`") {
 			t.Errorf("%v: %s", args, r.err)
 		}
 	}

@@ -37,7 +37,7 @@ Gb/s is what the cable runs at, "20 of 40" that both ends could do 40. MEASURED
 is the slower direction of the last "links bench"; it is forgotten when the cable
 runs at another rate. ERRORS and DROPS count since the interface appeared, FLAPS
 since the agent started. A peer that is more than one hop away is behind a hub.` +
-			exitHelp(fault.LinkUnknown, fault.Interrupted),
+			exitHelp(fault.LinkUnknown, fault.NodeUnknown, fault.Interrupted),
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: complete(g, -1, linkNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -67,7 +67,7 @@ func runLinks(ctx context.Context, o *linksOptions) error {
 	}
 	links := state.GetLinks()
 	if len(o.names) > 0 {
-		if links, err = findLinks(links, o.names); err != nil {
+		if links, err = findLinks(state, o.names); err != nil {
 			return err
 		}
 	}
@@ -91,10 +91,10 @@ func runLinks(ctx context.Context, o *linksOptions) error {
 
 // findLinks returns the links that names mean, each once: an ID, the beginning
 // of one, or two nodes.
-func findLinks(links []*tbv1.Link, names []string) ([]*tbv1.Link, error) {
+func findLinks(s *tbv1.ClusterState, names []string) ([]*tbv1.Link, error) {
 	var out []*tbv1.Link
 	for _, name := range names {
-		fit, err := findLink(links, name)
+		fit, err := findLink(s, name)
 		if err != nil {
 			return nil, err
 		}
@@ -107,11 +107,12 @@ func findLinks(links []*tbv1.Link, names []string) ([]*tbv1.Link, error) {
 	return out, nil
 }
 
-func findLink(links []*tbv1.Link, name string) ([]*tbv1.Link, error) {
+func findLink(s *tbv1.ClusterState, name string) ([]*tbv1.Link, error) {
+	links := s.GetLinks()
 	if a, b, pair := strings.Cut(name, ":"); pair {
 		var fit []*tbv1.Link
 		is := func(e *tbv1.LinkEnd, name string) bool {
-			return e.GetNodeId() != "" && (e.GetNodeName() == name || e.GetNodeId() == name)
+			return e.GetNodeId() != "" && isNode(e.GetNodeName(), e.GetNodeId(), name)
 		}
 		for _, l := range links {
 			if is(l.GetA(), a) && is(l.GetB(), b) || is(l.GetA(), b) && is(l.GetB(), a) {
@@ -119,6 +120,11 @@ func findLink(links []*tbv1.Link, name string) ([]*tbv1.Link, error) {
 			}
 		}
 		if len(fit) == 0 {
+			for _, n := range []string{a, b} {
+				if err := noNode(s, n); err != nil {
+					return nil, err
+				}
+			}
 			return nil, fault.Newf(fault.LinkUnknown, "`tbcluster links` lists the cables", "no cable is known between %q and %q", a, b).With("link", name)
 		}
 		return fit, nil
@@ -143,6 +149,24 @@ func findLink(links []*tbv1.Link, name string) ([]*tbv1.Link, error) {
 		ids = append(ids, l.GetId())
 	}
 	return nil, fault.Newf(fault.LinkUnknown, "name one of: "+strings.Join(ids, ", "), "several cables have an ID that begins with %q", name).With("link", name)
+}
+
+// isNode reports whether a node is meant: by its name, its ID or the beginning of
+// that.
+func isNode(name, id, meant string) bool {
+	return name == meant || id == meant || len(meant) >= 4 && strings.HasPrefix(id, strings.ToUpper(meant))
+}
+
+// noNode is the error of a name that no node has, with those that there are.
+func noNode(s *tbv1.ClusterState, name string) error {
+	var names []string
+	for _, n := range s.GetNodes() {
+		if isNode(n.GetName(), n.GetId(), name) {
+			return nil
+		}
+		names = append(names, n.GetName())
+	}
+	return fault.Newf(fault.NodeUnknown, "the nodes are "+strings.Join(names, ", "), "no node is called %q", name).With("node", name)
 }
 
 func linkNames(s *tbv1.ClusterState) []cobra.Completion {
@@ -304,7 +328,7 @@ each direction for the given time. The result is kept as the cable's measured
 rate and shown everywhere.
 
 A cable that a transfer or an instance uses is refused; --force measures what is
-left beside it.` + exitHelp(fault.LinkUnknown, fault.StillRunning, fault.Denied, fault.NodeDown, fault.Connection, fault.Usage),
+left beside it.` + exitHelp(fault.LinkUnknown, fault.NodeUnknown, fault.StillRunning, fault.Denied, fault.NodeDown, fault.Connection, fault.Usage),
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: complete(g, -1, linkNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -375,7 +399,7 @@ func runLinksBench(ctx context.Context, o *linksBenchOptions) error {
 // node that answers.
 func toBench(s *tbv1.ClusterState, names []string) ([]*tbv1.Link, error) {
 	if len(names) > 0 {
-		return findLinks(s.GetLinks(), names)
+		return findLinks(s, names)
 	}
 	var own []*tbv1.Link
 	for _, l := range s.GetLinks() {

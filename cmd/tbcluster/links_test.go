@@ -55,6 +55,18 @@ func TestLinksShowsEveryCable(t *testing.T) {
 			t.Errorf("%s: %d\n%s", name, r.code, r.out)
 		}
 	}
+	for _, args := range [][]string{{"links", "alpha:gamma"}, {"links", "bench", "gamma:alpha"}} {
+		r := tb(t, d, args...)
+		r.wantCode(t, fault.ExitUnknown)
+		if !strings.Contains(r.err, `no node is called "gamma"`) || !strings.Contains(r.err, "the nodes are alpha, beta") {
+			t.Errorf("%v says\n%s", args, r.err)
+		}
+	}
+	for _, name := range []string{"alpha:alpha", "bbbb-2:beta"} {
+		if r := tb(t, d, "links", name); r.code != fault.ExitUnknown || !strings.Contains(r.err, "no cable is known between") {
+			t.Errorf("%s: %d\n%s", name, r.code, r.err)
+		}
+	}
 	for _, name := range []string{"alpha:gamma", "l-", "nonsense"} {
 		if r := tb(t, d, "links", name); r.code != fault.ExitUnknown || r.out != "" {
 			t.Errorf("%s: %d\n%s", name, r.code, r.out)

@@ -9,10 +9,12 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"tbcluster/api/fault"
 )
@@ -144,9 +146,7 @@ makes three virtual ones.`,
 	root.SetIn(g.in)
 	root.SetOut(g.out)
 	root.SetErr(g.errOut)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fault.Newf(fault.Usage, "`"+cmd.CommandPath()+" --help` lists the flags", "%s", err)
-	})
+	root.SetFlagErrorFunc(flagFault)
 	root.SetVersionTemplate("tbcluster {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	flags := root.PersistentFlags()
@@ -192,7 +192,52 @@ makes three virtual ones.`,
 		newCompletionCommand(g),
 		newManCommand(g),
 	)
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.RunE = runHelp
+		}
+	}
 	return root
+}
+
+// runHelp shows the help of the command that is named.
+func runHelp(cmd *cobra.Command, args []string) error {
+	about, rest, err := cmd.Root().Find(args)
+	if err == nil && len(rest) > 0 {
+		about.SuggestionsMinimumDistance = 2 // as cobra has it for a command that is run
+		like := ""
+		if names := about.SuggestionsFor(rest[0]); len(names) > 0 {
+			like = "\n\nDid you mean this?\n\t" + names[0]
+		}
+		err = fmt.Errorf("unknown command %q for %q%s", rest[0], about.CommandPath(), like)
+	}
+	if err != nil {
+		return usageFault(err)
+	}
+	about.InitDefaultHelpFlag()
+	return about.Help()
+}
+
+// flagFault is what is wrong with a flag; for a value it says what is wanted.
+func flagFault(cmd *cobra.Command, err error) error {
+	list := "`" + cmd.CommandPath() + " --help` lists the flags"
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return fault.Newf(fault.Usage, list, "%s", err)
+	}
+	f := bad.GetFlag()
+	_, usage := pflag.UnquoteUsage(f)
+	want := "--" + f.Name + ": " + usage + "; " + list
+	kinds := map[string]string{"float64": "a number", "int": "a whole number", "uint32": "a whole number, 0 or more", "bool": "true or false"}
+	kind := kinds[f.Value.Type()]
+	switch {
+	case kind == "":
+		return fault.New(fault.Usage, fmt.Sprintf("%q cannot be the value of --%s", bad.GetValue(), f.Name), bad.Unwrap(), want)
+	case errors.Is(err, strconv.ErrRange):
+		return fault.Newf(fault.Usage, want, "%q is too large or too small for --%s", bad.GetValue(), f.Name)
+	}
+	return fault.Newf(fault.Usage, want, "--%s wants %s, not %q", f.Name, kind, bad.GetValue())
 }
 
 // Groups of commands in the help of the root command.

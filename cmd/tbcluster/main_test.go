@@ -38,6 +38,12 @@ func TestErrorsBecomeExitCodesAndWords(t *testing.T) {
 		{"an argument too few", []string{"ping"}, 1, []string{"something is missing after `tbcluster ping`", "write: tbcluster ping NODE;"}},
 		{"a command that is misspelt", []string{"statsu"}, 1, []string{"did you mean `tbcluster status`?"}},
 		{"JSON asked for on a line that is wrong", []string{"frobnicate", "-o", "json"}, 1, []string{`"reason": "USAGE"`}},
+		{"a number that is none", []string{"links", "bench", "--seconds", "x"}, 1, []string{`--seconds wants a number, not "x"`, "0.2 to 10", "tbcluster links bench --help"}},
+		{"a whole number that is none", []string{"cp", "--max-cables", "-1", "a", "b"}, 1, []string{`--max-cables wants a whole number, 0 or more, not "-1"`, "0 means all"}},
+		{"a number that is too large", []string{"cp", "--max-cables", "99999999999", "a", "b"}, 1, []string{`"99999999999" is too large or too small for --max-cables`}},
+		{"a switch that is none", []string{"status", "--watch=maybe"}, 1, []string{`--watch wants true or false, not "maybe"`}},
+		{"help about what is not there", []string{"help", "frobnicate"}, 1, []string{"there is no command `tbcluster frobnicate`"}},
+		{"help about what is not there, in a group", []string{"help", "lab", "statsu"}, 1, []string{"there is no command `tbcluster lab statsu`", "did you mean `tbcluster lab status`?"}},
 		{"a lab command that is not there", []string{"lab", "frob"}, 1, []string{"there is no command `tbcluster lab frob`"}},
 		{"an output that is not there", []string{"status", "-o", "yaml"}, 1, []string{`"yaml"`, "-o json"}},
 		{"an unknown node", []string{"node", "forget", "dleta"}, 3, []string{`tbcluster: no node is called "dleta"`, "where: alpha", "do:    `tbcluster node list` lists them"}},
@@ -55,6 +61,16 @@ func TestErrorsBecomeExitCodesAndWords(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestHelpAboutACommand(t *testing.T) {
+	for _, c := range [][2]string{{"", "Start with \"tbcluster up\""}, {"lab cut", "tbcluster lab cut A:B [flags]"}} {
+		r := tb(t, nil, append([]string{"help"}, strings.Fields(c[0])...)...)
+		r.wantCode(t, 0)
+		if !strings.Contains(r.out, c[1]) || !strings.Contains(r.out, "--help") {
+			t.Errorf("`help %s` lacks %q:\n%s", c[0], c[1], r.out)
+		}
 	}
 }
 

@@ -474,6 +474,14 @@ func pairRevoke(ctx context.Context, o *pairOptions, c *client) error {
 	if err != nil {
 		return err
 	}
+	if len(resp.GetRevoked()) == 0 {
+		if o.g.json() {
+			writeJSON(o.g.out, revokedJSON{mapped(resp.GetRevoked(), toMemberJSON), mapped(resp.GetIntroduced(), toMemberJSON)})
+			return nil
+		}
+		o.g.printf("%s is out already: there is nobody to put out\n", plain(o.revoke))
+		return nil
+	}
 	if !o.yes {
 		fmt.Fprintf(o.g.errOut, "would be put out for good: %s\n", memberNames(resp.GetRevoked()))
 		if len(resp.GetIntroduced()) > 0 {

@@ -104,6 +104,23 @@ func TestPairListAndRevoke(t *testing.T) {
 	}
 }
 
+func TestPairRevokesNobodyTwice(t *testing.T) {
+	d := startDouble(t, &agentDouble{members: members()})
+	for _, args := range [][]string{{"--yes"}, nil} {
+		r := tb(t, d, append([]string{"pair", "--revoke", "gamma"}, args...)...)
+		r.wantCode(t, 0)
+		if r.out != "gamma is out already: there is nobody to put out\n" || r.err != "" {
+			t.Errorf("with %v printed %q and %q", args, r.out, r.err)
+		}
+	}
+	r := tb(t, d, "pair", "--revoke", "gamma", "-o", "json")
+	r.wantCode(t, 0)
+	var doc revokedJSON
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil || doc.Revoked == nil || len(doc.Revoked) > 0 {
+		t.Errorf("printed %s (%v)", r.out, err)
+	}
+}
+
 func TestPairMapsAUser(t *testing.T) {
 	d := startDouble(t, &agentDouble{})
 	r := tb(t, d, "pair", "--map", "beta/ada=ada.l")

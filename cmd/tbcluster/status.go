@@ -181,8 +181,20 @@ func summary(s *tbv1.ClusterState) string {
 		parts[1] += fmt.Sprintf(" (%g Gb/s)", gbps)
 	}
 	parts = append(parts, count(ready, "instance")+" ready")
-	if n := len(s.GetFindings()); n > 0 {
-		parts = append(parts, fmt.Sprintf("%d to look at", n))
+	var broken, look int
+	for _, f := range s.GetFindings() {
+		switch f.GetSeverity() {
+		case tbv1.Severity_SEVERITY_ERROR:
+			broken++
+		case tbv1.Severity_SEVERITY_WARNING:
+			look++
+		}
+	}
+	if broken > 0 {
+		parts = append(parts, fmt.Sprintf("%d broken", broken))
+	}
+	if look > 0 {
+		parts = append(parts, fmt.Sprintf("%d to look at", look))
 	}
 	return plain(name) + ": " + strings.Join(parts, ", ")
 }

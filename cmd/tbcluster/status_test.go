@@ -13,6 +13,7 @@ import (
 	"time"
 
 	tbv1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/lab"
 )
 
 func TestStatusForPeople(t *testing.T) {
@@ -27,6 +28,20 @@ func TestStatusOfOneNodeAlone(t *testing.T) {
 	var b bytes.Buffer
 	writeStatus(&b, s, noon.AsTime())
 	golden(t, "status-alone.txt", b.String())
+}
+
+// As on the screen, what is only worth knowing is nothing to look at.
+func TestTheFirstLineCountsWhatIsToDo(t *testing.T) {
+	s := deskState()
+	finding := func(severity tbv1.Severity) *tbv1.Finding { return &tbv1.Finding{Severity: severity} }
+	s.Findings = []*tbv1.Finding{finding(tbv1.Severity_SEVERITY_INFO), finding(tbv1.Severity_SEVERITY_INFO)}
+	if got := summary(s); strings.Contains(got, "to look at") || strings.Contains(got, "broken") {
+		t.Errorf("with what is worth knowing alone: %s", got)
+	}
+	s.Findings = append(s.Findings, finding(tbv1.Severity_SEVERITY_WARNING), finding(tbv1.Severity_SEVERITY_WARNING), finding(tbv1.Severity_SEVERITY_ERROR))
+	if got := summary(s); !strings.HasSuffix(got, ", 1 broken, 2 to look at") {
+		t.Errorf("with one that is broken and two to look at: %s", got)
+	}
 }
 
 func TestStatusAsJSONIsStable(t *testing.T) {
@@ -72,7 +87,7 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 		seen[ty] = true
 		for i := range ty.NumField() {
 			name, _, _ := strings.Cut(ty.Field(i).Tag.Get("json"), ",")
-			if !strings.Contains(string(doc), "`"+name+"`") {
+			if !ty.Field(i).Anonymous && !strings.Contains(string(doc), "`"+name+"`") {
 				t.Errorf("docs/json.md does not tell of %s (%s)", name, ty.Name())
 			}
 			walk(ty.Field(i).Type)
@@ -80,7 +95,7 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	}
 	for _, v := range []any{stateJSON{}, nodesJSON{}, linksJSON{}, benchJSON{}, instancesJSON{}, modelsJSON{}, planJSON{}, pingJSON{}, doctorJSON{}, membersJSON{},
 		joinedJSON{}, revokedJSON{}, mappingsJSON{}, pairEventJSON{}, copyEventJSON{}, logLineJSON{}, removedJSON{}, doneJSON{}, downJSON{}, configJSON{},
-		enginesJSON{}, installedJSON{}, chatJSON{}, bugreportJSON{}, versionJSON{}, faultJSON{}, labReport{}} {
+		enginesJSON{}, installedJSON{}, chatJSON{}, bugreportJSON{}, versionJSON{}, faultJSON{}, labReport{}, labListJSON{}, lab.Status{}} {
 		walk(reflect.TypeOf(v))
 	}
 }

@@ -143,8 +143,13 @@ func runUp(ctx context.Context, o *upOptions) error {
 
 // showScreen opens the full screen until the person leaves it.
 func showScreen(ctx context.Context, o *upOptions, c *client, notice string) error {
+	start := ""
+	if c.endpoint.in != nil {
+		start = c.endpoint.in.start()
+	}
 	return tui.Run(ctx, tui.Options{
 		Conn:    c.conn,
+		Start:   start,
 		Notice:  notice,
 		As:      sudoUser(o.g),
 		NoColor: o.noColor || o.g.getenv("NO_COLOR") != "",

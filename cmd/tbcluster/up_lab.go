@@ -171,7 +171,7 @@ func bootLab(ctx context.Context, m virtualCluster, status lab.Status) (clients 
 		}
 	}()
 	for _, n := range status.Nodes {
-		c, err := dial(&endpoint{path: m.SocketPath(n.Name), from: "lab node " + n.Name, foreign: true})
+		c, err := dial(&endpoint{path: m.SocketPath(n.Name), from: "lab node " + n.Name, foreign: true, in: &labNode{m.Name(), n.Name}})
 		if err != nil {
 			return clients, err
 		}
@@ -185,7 +185,7 @@ func bootLab(ctx context.Context, m virtualCluster, status lab.Status) (clients 
 				why = f.Why
 			}
 			return clients, fault.New(fault.NoAgent, "the agent of lab node "+n.Name+" does not answer", errors.New(why),
-				"`tbcluster lab down` and try again; `tbcluster bugreport` collects what we need").At(n.Name)
+				lab.Command(m.Name(), "down")+" and try again; `tbcluster bugreport` collects what we need").At(n.Name)
 		}
 	}
 	return clients, nil

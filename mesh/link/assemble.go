@@ -424,7 +424,10 @@ func (a *assembly) evidence(l *tbclusterv1.Link, x, y *side) string {
 	if len(see) == 0 {
 		return "neither end sees it now"
 	}
-	return strings.Join(see, " and ") + " still sees the cable"
+	if len(see) > 1 {
+		return strings.Join(see, " and ") + " still see the cable"
+	}
+	return see[0] + " still sees the cable"
 }
 
 // linkID is stable over replugs: it rests on nodes and ports only.
