@@ -78,16 +78,35 @@ func (a *Agent) linkPaths(src, dst string) []transfer.Path {
 		return out
 	}
 	known := a.knownNow()
-	for _, d := range known[dst].node.GetLanAddresses() {
-		for _, f := range known[src].node.GetLanAddresses() {
+	if p, ok := lanPath(known[src].node, known[dst].node); ok {
+		out = append(out, p)
+	}
+	return out
+}
+
+// lanPath is the way between two nodes without a cable, as they describe
+// themselves.
+func lanPath(src, dst *peerv1.NodeSection) (transfer.Path, bool) {
+	for i, d := range dst.GetLanAddresses() {
+		for k, f := range src.GetLanAddresses() {
 			da, derr := netip.ParseAddr(d)
 			fa, ferr := netip.ParseAddr(f)
 			if derr == nil && ferr == nil && da.Is4() == fa.Is4() {
-				return append(out, transfer.Path{SrcAddr: fa, DstAddr: da, Transport: "tcp", Kind: transfer.LAN})
+				return transfer.Path{SrcAddr: fa, DstAddr: da, SrcInterface: lanInterface(src, k), DstInterface: lanInterface(dst, i),
+					Transport: "tcp", Kind: transfer.LAN}, true
 			}
 		}
 	}
-	return out
+	return transfer.Path{}, false
+}
+
+// lanInterface is the interface of a node's LAN address; "" where its agent is
+// of a version that does not say.
+func lanInterface(n *peerv1.NodeSection, address int) string {
+	if names := n.GetLanInterfaces(); address < len(names) {
+		return names[address]
+	}
+	return ""
 }
 
 func prefixAddr(s string) netip.Addr {

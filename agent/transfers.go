@@ -294,7 +294,9 @@ func (r *running) whole(p transfer.Progress) transfer.Progress {
 		links[i].BytesPerSecond, links[i].Up = 0, false
 	}
 	for _, l := range p.Links {
-		i := slices.IndexFunc(links, func(have transfer.LinkProgress) bool { return have.LinkID == l.LinkID && have.Interface == l.Interface })
+		i := slices.IndexFunc(links, func(have transfer.LinkProgress) bool {
+			return have.LinkID == l.LinkID && have.Interface == l.Interface && have.Kind == l.Kind
+		})
 		if i < 0 {
 			links = append(links, l)
 			continue
@@ -429,7 +431,8 @@ func transferView(was *v1.Transfer, p transfer.Progress) *v1.Transfer {
 		v.FinishedAt = timestamppb.New(p.FinishedAt)
 	}
 	for _, l := range p.Links {
-		v.Links = append(v.Links, &v1.LinkProgress{LinkId: l.LinkID, Interface: l.Interface, Bytes: l.Bytes, BytesPerSecond: l.BytesPerSecond, Transport: l.Transport})
+		v.Links = append(v.Links, &v1.LinkProgress{LinkId: l.LinkID, Interface: l.Interface, Bytes: l.Bytes, BytesPerSecond: l.BytesPerSecond,
+			Transport: l.Transport, Kind: string(l.Kind)})
 	}
 	if p.Fault != nil {
 		v.Error = failureOf(p.Fault)

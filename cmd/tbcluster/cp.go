@@ -58,7 +58,8 @@ was when you run the same command again, and one that is complete copies nothing
 and says so.
 
 Bytes go over every proven cable between the two nodes at once. The last line
-says how much went over each; "LAN" there means that no cable was proven.` +
+says how much went over each; "LAN" there means that no cable was proven for a
+while.` +
 			exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeDown, fault.NotPaired, fault.UserUnmapped, fault.ModelUnknown,
 				fault.FileMissing, fault.FileIO, fault.FileDenied, fault.FileEscapes, fault.FileUnsupported, fault.DiskFull,
 				fault.Vanished, fault.Partial, fault.Corrupt, fault.Connection, fault.Protocol, fault.Timeout, fault.Interrupted),

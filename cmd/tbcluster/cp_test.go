@@ -58,6 +58,31 @@ func TestProgressLines(t *testing.T) {
 	golden(t, "progress.txt", text)
 }
 
+func TestEachWayOfBytesIsNamed(t *testing.T) {
+	two := &tbv1.Transfer{SourceNodeId: "AAAA-1", DestinationNodeId: "BBBB-2"}
+	one := &tbv1.Transfer{SourceNodeId: "AAAA-1", DestinationNodeId: "AAAA-1"}
+	for _, c := range []struct {
+		t          *tbv1.Transfer
+		l          *tbv1.LinkProgress
+		text, kind string
+	}{
+		{two, &tbv1.LinkProgress{LinkId: "l-1", Interface: "thunderbolt0", Transport: "tcp", Kind: "cable"}, "cable thunderbolt0 (tcp)", "cable"},
+		{two, &tbv1.LinkProgress{Interface: "eth0", Transport: "tcp", Kind: "lan"}, "LAN eth0 (tcp)", "lan"},
+		{two, &tbv1.LinkProgress{Transport: "tcp", Kind: "lan"}, "LAN (tcp)", "lan"},
+		{one, &tbv1.LinkProgress{Transport: "tcp", Kind: "loopback"}, "loopback (one node)", "loopback"},
+		// Of several sources one is here and one is not.
+		{one, &tbv1.LinkProgress{Interface: "eth0", Transport: "tcp", Kind: "lan"}, "LAN eth0 (tcp)", "lan"},
+		// Agents that do not say the kind, and no interface of a LAN.
+		{two, &tbv1.LinkProgress{LinkId: "l-1", Interface: "thunderbolt0", Transport: "tcp"}, "cable thunderbolt0 (tcp)", "cable"},
+		{two, &tbv1.LinkProgress{Transport: "tcp"}, "LAN (tcp)", "lan"},
+		{one, &tbv1.LinkProgress{Transport: "tcp"}, "loopback (one node)", "loopback"},
+	} {
+		if text, kind := wayText(c.t, c.l), toTransferLinkJSON(c.t, c.l).Kind; text != c.text || kind != c.kind {
+			t.Errorf("%v is %q, kind %q; want %q, %q", c.l, text, kind, c.text, c.kind)
+		}
+	}
+}
+
 func TestCpAsksForWhatTheFlagsSay(t *testing.T) {
 	d := startDouble(t, &agentDouble{transfers: events(copied())})
 	tb(t, d, "cp", "-ra", "-n", "--exclude", "*.tmp", "--include", "*.gguf", "--exclude", "*", "--bwlimit", "1.5G", "-L", "-c", "-X",

@@ -196,21 +196,38 @@ func progressLines(t *tbv1.Transfer) []string {
 	}
 	lines = append(lines, whole)
 	for _, l := range t.GetLinks() {
-		lines = append(lines, fmt.Sprintf("    %s  %s  %s", wayText(l), bytesText(l.GetBytes()), rateText(l.GetBytesPerSecond())))
+		lines = append(lines, fmt.Sprintf("    %s  %s  %s", wayText(t, l), bytesText(l.GetBytes()), rateText(l.GetBytesPerSecond())))
 	}
 	return lines
 }
 
 // wayText names a way of bytes: "cable thunderbolt0 (tcp)" or "LAN eth0 (tcp)".
-func wayText(l *tbv1.LinkProgress) string {
-	kind := "cable"
-	switch {
-	case l.GetLinkId() == "" && slices.Contains([]string{"", "lo", "lo0"}, l.GetInterface()):
+func wayText(t *tbv1.Transfer, l *tbv1.LinkProgress) string {
+	name := wayKind(t, l)
+	switch name {
+	case "loopback":
 		return "loopback (one node)"
-	case l.GetLinkId() == "":
-		kind = "LAN"
+	case "lan":
+		name = "LAN"
 	}
-	return plain(strings.TrimSpace(fmt.Sprintf("%s %s (%s)", kind, l.GetInterface(), l.GetTransport())))
+	if l.GetInterface() != "" {
+		name += " " + l.GetInterface()
+	}
+	return plain(fmt.Sprintf("%s (%s)", name, l.GetTransport()))
+}
+
+// wayKind is "cable", "lan" or "loopback", also where the agent is of a version
+// that does not say.
+func wayKind(t *tbv1.Transfer, l *tbv1.LinkProgress) string {
+	switch {
+	case l.GetKind() != "":
+		return l.GetKind()
+	case l.GetLinkId() != "":
+		return "cable"
+	case t.GetSourceNodeId() == t.GetDestinationNodeId():
+		return "loopback"
+	}
+	return "lan"
 }
 
 // copySummary says what was done, how fast, and over which ways.
@@ -234,7 +251,7 @@ func copySummary(t *tbv1.Transfer, dry bool) []string {
 	}
 	lines := []string{line + skipped}
 	for _, l := range t.GetLinks() {
-		lines = append(lines, fmt.Sprintf("  %s over %s", bytesText(l.GetBytes()), wayText(l)))
+		lines = append(lines, fmt.Sprintf("  %s over %s", bytesText(l.GetBytes()), wayText(t, l)))
 	}
 	return lines
 }
