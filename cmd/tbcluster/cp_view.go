@@ -83,6 +83,9 @@ func (v *copyView) paint(t *tbv1.Transfer) {
 		v.o.g.printf("%s\n", compactJSON(copyEventJSON{toTransferJSON(t), texts(lines)}))
 		return
 	}
+	if v.mode == "plain" || v.mode == "live" && v.o.dryRun {
+		v.name(t)
+	}
 	if !v.o.quiet && len(lines) > 0 {
 		v.erase()
 		for _, l := range lines {
@@ -99,16 +102,26 @@ func (v *copyView) paint(t *tbv1.Transfer) {
 		}
 		v.painted = len(text)
 	case "plain":
-		if !v.named && t.GetDestination() != "" {
-			v.named = true
-			fmt.Fprintln(v.out, copyTitle(t))
-		}
 		state := t.GetState()
 		if transferEnded(t) || state == v.lastState && v.now().Sub(v.lastLine) < plainGap {
 			return
 		}
 		v.lastState, v.lastLine = state, v.now()
 		fmt.Fprintln(v.out, strings.TrimSpace(strings.Join(progressLines(t)[1:], "; ")))
+	}
+}
+
+// name says once where it goes, as soon as that is known: until both sides were
+// looked at the destination is what was asked for.
+func (v *copyView) name(t *tbv1.Transfer) {
+	switch t.GetState() {
+	case tbv1.TransferState_TRANSFER_STATE_SCANNING, tbv1.TransferState_TRANSFER_STATE_FAILED, tbv1.TransferState_TRANSFER_STATE_CANCELLED:
+		return
+	}
+	if !v.named {
+		v.named = true
+		v.erase()
+		fmt.Fprintln(v.out, copyTitle(t))
 	}
 }
 
