@@ -78,16 +78,35 @@ func (a *Agent) linkPaths(src, dst string) []transfer.Path {
 		return out
 	}
 	known := a.knownNow()
-	for _, d := range known[dst].node.GetLanAddresses() {
-		for _, f := range known[src].node.GetLanAddresses() {
+	if p, ok := lanPath(known[src].node, known[dst].node); ok {
+		out = append(out, p)
+	}
+	return out
+}
+
+// lanPath is the way between two nodes without a cable, as they describe
+// themselves.
+func lanPath(src, dst *peerv1.NodeSection) (transfer.Path, bool) {
+	for i, d := range dst.GetLanAddresses() {
+		for k, f := range src.GetLanAddresses() {
 			da, derr := netip.ParseAddr(d)
 			fa, ferr := netip.ParseAddr(f)
 			if derr == nil && ferr == nil && da.Is4() == fa.Is4() {
-				return append(out, transfer.Path{SrcAddr: fa, DstAddr: da, Transport: "tcp", Kind: transfer.LAN})
+				return transfer.Path{SrcAddr: fa, DstAddr: da, SrcInterface: lanInterface(src, k), DstInterface: lanInterface(dst, i),
+					Transport: "tcp", Kind: transfer.LAN}, true
 			}
 		}
 	}
-	return out
+	return transfer.Path{}, false
+}
+
+// lanInterface is the interface of a node's LAN address; "" where its agent is
+// of a version that does not say.
+func lanInterface(n *peerv1.NodeSection, address int) string {
+	if names := n.GetLanInterfaces(); address < len(names) {
+		return names[address]
+	}
+	return ""
 }
 
 func prefixAddr(s string) netip.Addr {
@@ -150,10 +169,23 @@ func (s *transferServer) Start(ctx context.Context, q *v1.StartTransferRequest) 
 		if len(q.Sources) > 0 || q.Destination != "" {
 			return nil, fault.Newf(fault.Usage, "name a model and a node, or sources and a destination", "both a model and paths are named").With("field", "model")
 		}
-		from, to, err := s.a.modelCopy(q.Model, q.ModelNode)
+		n, err := s.a.upNode(q.ModelNode)
 		if err != nil {
 			return nil, err
 		}
+		m, err := s.a.findModel(q.Model)
+		if err != nil {
+			return nil, err
+		}
+		if at, ok := copyOn(m, n.Id); ok {
+			t, err := s.a.thereAlready(ctx, q, m, n, at)
+			return &v1.StartTransferResponse{Transfer: t}, err
+		}
+		src, err := s.a.sourceFor(m, n.Id)
+		if err != nil {
+			return nil, err
+		}
+		from, to := transfer.Endpoint{Node: src.NodeId, Path: src.Path}, transfer.Endpoint{Node: n.Id, Path: modelHome + "/"}
 		job.Sources, job.Destination, job.Options.MakePath = []transfer.Endpoint{from}, to, true
 		base.Sources = []string{s.a.endpointName(from)}
 	} else {
@@ -380,21 +412,26 @@ func (s *transferServer) resumeHere(_ context.Context, q *v1.ResumeTransferReque
 	return &v1.ResumeTransferResponse{Transfer: t}, err
 }
 
-// modelCopy says from where and to where a model is copied to a node.
-func (a *Agent) modelCopy(name, node string) (from, to transfer.Endpoint, err error) {
-	n, err := a.upNode(node)
+// thereAlready is the transfer of a model to a node that has it: one that has
+// ended, with nothing to copy.
+func (a *Agent) thereAlready(ctx context.Context, q *v1.StartTransferRequest, m *v1.Model, n *v1.Node, at string) (*v1.Transfer, error) {
+	user, err := a.askingUser(ctx)
 	if err != nil {
-		return from, to, err
+		return nil, err
 	}
-	m, err := a.findModel(name)
-	if err != nil {
-		return from, to, err
+	files := 1
+	if s, err := a.specOf(m); err == nil && len(s.Files) > 0 {
+		files = len(s.Files)
 	}
-	src, err := a.sourceFor(m, n.Id)
-	if err != nil {
-		return from, to, err
+	place := n.Name + ":" + at
+	base := &v1.Transfer{OwnerNodeId: a.id(), User: user.Name, Sources: []string{place}, Destination: place, SourceNodeId: n.Id, DestinationNodeId: n.Id,
+		SkippedBytes: m.SizeBytes, SkippedFiles: uint64(files)}
+	var lines []string
+	if q.DryRun {
+		lines = []string{fmt.Sprintf("have %d bytes %s", m.SizeBytes, at)}
 	}
-	return transfer.Endpoint{Node: src.NodeId, Path: src.Path}, transfer.Endpoint{Node: n.Id, Path: modelHome + "/"}, nil
+	t, err := a.moves.nothing(q.RequestId, base, lines)
+	return t, a.onThisNode(err)
 }
 
 // modelHome is where models go that nobody said a place for.
@@ -412,9 +449,6 @@ func (a *Agent) sourceFor(m *v1.Model, node string) (*v1.ModelCopy, error) {
 			continue
 		}
 		score := 0
-		if c.NodeId == node {
-			return nil, fault.Newf(fault.Usage, "nothing to do", "%s is already on %s: %s", m.Name, c.NodeName, c.Path).With("node", c.NodeName)
-		}
 		for _, p := range a.linkPaths(c.NodeId, node) {
 			if p.Kind == transfer.Cable {
 				score++

@@ -628,16 +628,21 @@ func (a *Agent) ownLinkIDs() map[string]string {
 // lanAddresses are the addresses by which this node can be dialled without a
 // cable.
 func lanAddresses(n host.Network) []string {
-	var out []string
+	out, _ := lanPlaces(n)
+	return out
+}
+
+// lanPlaces are those addresses, and the interface that has each.
+func lanPlaces(n host.Network) (addresses, interfaces []string) {
 	for _, i := range n.Interfaces {
 		if i.Loopback || i.Cable || !i.Up {
 			continue
 		}
 		for _, p := range i.Addresses {
 			if !p.Addr().IsLinkLocalUnicast() && !strings.Contains(p.Addr().String(), "%") {
-				out = append(out, p.Addr().String())
+				addresses, interfaces = append(addresses, p.Addr().String()), append(interfaces, i.Name)
 			}
 		}
 	}
-	return out
+	return addresses, interfaces
 }

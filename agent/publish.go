@@ -58,7 +58,8 @@ func (a *Agent) ownNode(ctx context.Context) *peerv1.NodeSection {
 	if na := a.address.NodeAddress(); na.IsValid() {
 		n.NodeAddress = na.String()
 	}
-	s := &peerv1.NodeSection{Node: n, ControlPort: uint32(a.controlPort), LanAddresses: lanAddresses(f.net), DomainUuids: a.domainUUIDs()}
+	s := &peerv1.NodeSection{Node: n, ControlPort: uint32(a.controlPort), DomainUuids: a.domainUUIDs()}
+	s.LanAddresses, s.LanInterfaces = lanPlaces(f.net)
 	if u := a.models.pairedUser(); u != nil {
 		s.PairedUser = u
 	}

@@ -228,6 +228,28 @@ func (m *transfers) start(ctx context.Context, requestID string, job transfer.Jo
 	return base, nil
 }
 
+// nothing lists a transfer that has nothing to copy, or returns the one that the
+// same request made; lines are those of a dry run, else nil.
+func (m *transfers) nothing(requestID string, base *v1.Transfer, lines []string) (*v1.Transfer, error) {
+	defer m.changed()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.list {
+		if requestID != "" && r.requestID == requestID {
+			return r.view, nil
+		}
+	}
+	base.Id, base.State = newID("cp"), v1.TransferState_TRANSFER_STATE_DONE
+	now := m.now()
+	base.StartedAt, base.FinishedAt = timestamppb.New(now), timestamppb.New(now)
+	m.list[base.Id] = &running{dry: lines != nil, requestID: requestID, begun: now, view: base, lines: lines, changed: make(chan struct{})}
+	if err := m.save(); err != nil {
+		delete(m.list, base.Id)
+		return nil, fault.New(fault.FileIO, "write the list of transfers", err, "free some space").At(m.path)
+	}
+	return base, nil
+}
+
 const (
 	// retries is how often a connection may be lost without a byte of progress
 	// before the transfer fails: an agent that is being renewed is back within the
@@ -294,7 +316,9 @@ func (r *running) whole(p transfer.Progress) transfer.Progress {
 		links[i].BytesPerSecond, links[i].Up = 0, false
 	}
 	for _, l := range p.Links {
-		i := slices.IndexFunc(links, func(have transfer.LinkProgress) bool { return have.LinkID == l.LinkID && have.Interface == l.Interface })
+		i := slices.IndexFunc(links, func(have transfer.LinkProgress) bool {
+			return have.LinkID == l.LinkID && have.Interface == l.Interface && have.Kind == l.Kind
+		})
 		if i < 0 {
 			links = append(links, l)
 			continue
@@ -429,7 +453,8 @@ func transferView(was *v1.Transfer, p transfer.Progress) *v1.Transfer {
 		v.FinishedAt = timestamppb.New(p.FinishedAt)
 	}
 	for _, l := range p.Links {
-		v.Links = append(v.Links, &v1.LinkProgress{LinkId: l.LinkID, Interface: l.Interface, Bytes: l.Bytes, BytesPerSecond: l.BytesPerSecond, Transport: l.Transport})
+		v.Links = append(v.Links, &v1.LinkProgress{LinkId: l.LinkID, Interface: l.Interface, Bytes: l.Bytes, BytesPerSecond: l.BytesPerSecond,
+			Transport: l.Transport, Kind: string(l.Kind)})
 	}
 	if p.Fault != nil {
 		v.Error = failureOf(p.Fault)

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,6 +62,15 @@ func TestWholeJob(t *testing.T) {
 	c.chats("gamma", model)
 
 	t.Run("the metrics tell of it, and no names", func(t *testing.T) { c.metricsTell(t, model, size) })
+
+	c.until("alpha", "the model on beta", func(s *v1.ClusterState) bool {
+		return len(s.Models) == 1 && len(s.Models[0].Copies) == 2 && s.Models[0].Copies[1].Complete
+	})
+	c.says(c.run("alpha", "tbcluster", "cp", "--model", model, "beta:"), "nothing to copy", "already there", "beta:/root/models/"+name)
+	c.says(c.run("alpha", "tbcluster", "cp", "--model", model, "beta:", "-n"), "have "+fmt.Sprint(size)+" bytes", "would copy 0 B", "already there")
+	if told := c.run("alpha", "tbcluster", "cp", "--model", model, "beta:", "-o", "json"); !strings.Contains(told, `"state":"done"`) || !strings.Contains(told, fmt.Sprintf(`"skipped_bytes":%d`, size)) {
+		t.Errorf("in JSON a copy of what is there is\n%s", told)
+	}
 
 	t.Run("an agent that is killed finds its instance again", func(t *testing.T) {
 		pid := instance(c.until("alpha", "ready", ready("one")), "one").Ranks[0].Pid

@@ -157,7 +157,7 @@ func (d *destination) full(dir, rel string, need, free uint64) *fault.Fault {
 	node := d.w.me().NodeName
 	abs := filepath.Join(d.plan.base, rel)
 	f := fault.Newf(fault.DiskFull, fmt.Sprintf("free %s on %s, or choose another directory", size(need-free), node), "copy to %s", abs)
-	f.Why = fmt.Sprintf("%s needed and %s free there: %d bytes are missing", size(need), size(free), need-free)
+	f.Why = fmt.Sprintf("%s needed and %s free there", size(need), size(free))
 	return f.At(d.w.where(dir)).With("path", abs).With("node", node).With("missing_bytes", fmt.Sprint(need-free))
 }
 

@@ -326,6 +326,39 @@ func TestWhenACableIsCutTheOtherCarriesItsChunks(t *testing.T) {
 	sameFile(t, c.home("beta", "x"), data)
 }
 
+// Cables that are there and carry nothing do not keep a copy from the LAN, and
+// it goes back to them once they carry.
+func TestTheLANIsKeptUntilACableCarries(t *testing.T) {
+	c := newCluster(t)
+	cable := newRelay(t)
+	c.env = []string{cable.env("127.0.0.2")}
+	lan := tcpPath("", "127.0.0.5", "127.0.0.6")
+	lan.Kind = LAN
+	c.paths = func(string, string) []Path { return []Path{tcpPath("one", "127.0.0.2", "127.0.0.3"), lan} }
+	data := random(t, 64<<20)
+	write(t, c.home("alpha", "x"), data)
+	c.home("beta")
+	cable.set(true)
+	changed := make(chan struct{}, 1)
+	deps := c.deps()
+	deps.PathsChanged = changed
+	b := c.begin(Options{LimitBytesPerSecond: 16 << 20}, deps, "alpha:x", "beta:")
+	first := b.until(t, "the LAN carried", func(p Progress) bool { return linkOf(p, "").Bytes > 0 })
+	b.until(t, "more went over it", func(p Progress) bool {
+		if p.State != Copying || !linkOf(p, "").Up {
+			t.Fatalf("left while no cable carries: %+v", p)
+		}
+		return p.DoneBytes > first.DoneBytes+16<<20
+	})
+	cable.set(false)
+	changed <- struct{}{}
+	b.until(t, "the cable carried alone", func(p Progress) bool { return linkOf(p, "one").Bytes > 0 && !linkOf(p, "").Up })
+	if _, err := b.wait(c); err != nil {
+		t.Fatal(err)
+	}
+	sameFile(t, c.home("beta", "x"), data)
+}
+
 func linkOf(p Progress, id string) LinkProgress {
 	for _, l := range p.Links {
 		if l.LinkID == id {

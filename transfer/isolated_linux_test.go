@@ -73,6 +73,9 @@ func TestAFullDiskIsSaidBeforeAnythingIsSent(t *testing.T) {
 	if f.Meta["missing_bytes"] != strconv.Itoa(3<<20) || !strings.Contains(f.Error(), "beta") || !strings.Contains(f.Error(), "d/b") || f.Exit() != 11 {
 		t.Errorf("%v %v", f, f.Meta)
 	}
+	if want := "11.5 MB needed and 8.4 MB free there"; f.Why != want || !strings.Contains(f.Fix, "free 3.1 MB") {
+		t.Errorf("why %q, fix %q; want %q and 3.1 MB", f.Why, f.Fix, want)
+	}
 	if got := names(t, c.home("beta")); len(got) != 0 {
 		t.Errorf("left behind %q", got)
 	}
@@ -97,6 +100,9 @@ func TestADiskThatFillsUpMidway(t *testing.T) {
 	f := wantFault(t, err, fault.DiskFull)
 	if !strings.Contains(f.Error(), "d/b") || !strings.Contains(f.Error(), "beta") || f.Meta["missing_bytes"] == "" || !strings.Contains(f.Fix, "free ") || r.State != Failed {
 		t.Errorf("%v, fix %q, %v", f, f.Fix, f.Meta)
+	}
+	if strings.Contains(f.Why, "bytes") {
+		t.Errorf("sizes are said in two ways: %q, %q", f.Why, f.Fix)
 	}
 	got := names(t, c.home("beta"))
 	got = slices.DeleteFunc(got, func(n string) bool { return n == "d/a" || n == "d/" || n == "filler" })

@@ -58,7 +58,9 @@ const (
 // Path is one way for bytes from a source node to the destination node.
 type Path struct {
 	// LinkID is empty when the bytes go over no cable.
-	LinkID       string
+	LinkID string
+	// SrcInterface and DstInterface have the addresses. Sockets of a cable are
+	// bound to them.
 	SrcInterface string
 	SrcAddr      netip.Addr
 	DstInterface string

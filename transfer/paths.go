@@ -167,12 +167,25 @@ func (m *pathManager) wanted(r *pathRoute) []Path {
 		return ps
 	}
 	ps := kinds[Cable]
-	silent := !r.none.IsZero() && time.Since(r.none) > lanPatience
-	if len(kinds[LAN]) > 0 && (len(ps) == 0 || silent) {
+	if len(kinds[LAN]) > 0 && (len(ps) == 0 || r.silent()) {
 		m.c.warn("no cable to " + m.c.dst.name + " carries bytes: copying over the LAN, which is slower")
 		ps = append(ps, kinds[LAN]...)
 	}
 	return ps
+}
+
+// silent reports whether the LAN is needed beside the cables: they have been
+// given time, or it carries already and none of them does yet.
+func (r *pathRoute) silent() bool {
+	if !r.none.IsZero() {
+		return time.Since(r.none) > lanPatience
+	}
+	for p, u := range r.paths {
+		if u.state == up && p.Kind != LAN {
+			return false
+		}
+	}
+	return true
 }
 
 // reconcile takes up new paths and leaves those that are gone.
@@ -229,11 +242,15 @@ func (m *pathManager) note(r *pathRoute) {
 func (m *pathManager) connect(ctx context.Context, r *pathRoute, p Path, id int) {
 	try, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
+	src, dst := p.SrcInterface, p.DstInterface
+	if p.Kind != Cable {
+		src, dst = "", "" // routes choose
+	}
 	var out listenOut
-	err := m.c.dst.ctl.ask(try, kListen, listenIn{Path: id, Transport: p.Transport, Interface: p.DstInterface, Addr: zoned(p.DstAddr, p.DstInterface),
+	err := m.c.dst.ctl.ask(try, kListen, listenIn{Path: id, Transport: p.Transport, Interface: dst, Addr: zoned(p.DstAddr, p.DstInterface),
 		Peers: []transport.Hash{r.src.hash}}, &out)
 	if err == nil {
-		err = r.src.ctl.ask(try, kConnect, connectIn{Path: id, Transport: p.Transport, Interface: p.SrcInterface, Local: zoned(p.SrcAddr, p.SrcInterface),
+		err = r.src.ctl.ask(try, kConnect, connectIn{Path: id, Transport: p.Transport, Interface: src, Local: zoned(p.SrcAddr, p.SrcInterface),
 			Remote: zoned(p.DstAddr, p.SrcInterface), Port: out.Port, Peer: m.c.dst.hash, Conns: m.conns()}, nil)
 	}
 	if err == nil {

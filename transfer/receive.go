@@ -226,7 +226,7 @@ func (d *destination) failed(f *receiving, err error) {
 		if free, ferr := freeSpace(d.existing()); ferr == nil && missing > free {
 			missing -= free
 		}
-		why.Why = fmt.Sprintf("no space left on device: at least %d bytes are missing", missing)
+		why.Why = fmt.Sprintf("no space left on device: at least %s more are needed", size(missing))
 		why.Fix = fmt.Sprintf("free %s on %s, then run the same command again", size(missing), d.w.me().NodeName)
 		d.die(why.With("missing_bytes", fmt.Sprint(missing)).With("node", d.w.me().NodeName))
 	}

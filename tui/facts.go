@@ -396,8 +396,11 @@ func (p *sheet) transfer(t *pb.Transfer) string {
 		p.head("Over")
 		var cells [][]cell
 		for _, x := range t.GetLinks() {
-			name, i := "▲ "+cmpOr(x.GetInterface(), "?")+", no cable", lookInk
-			if x.GetLinkId() != "" {
+			name, i := "▲ "+lanText(x)+", no cable", lookInk
+			switch {
+			case withinOne(t, x):
+				name, i = "within one node", plainInk
+			case x.GetLinkId() != "":
 				name, i = "cable "+x.GetLinkId(), plainInk
 				if l := p.s.link(x.GetLinkId()); l != nil {
 					name = "cable " + linkName(l)

@@ -2,6 +2,7 @@ package tui
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	pb "tbcluster/api/tbcluster/v1"
@@ -105,25 +106,48 @@ func (f frame) transferSecond(t *pb.Transfer) string {
 // overText is what carries the bytes: cables with the rate of each in GB/s, or
 // a warning that it is none.
 func (f frame) overText(t *pb.Transfer) string {
+	// A way that carries nothing any more is no news, unless none carries.
+	now := slices.DeleteFunc(slices.Clone(t.GetLinks()), func(l *pb.LinkProgress) bool { return l.GetBytesPerSecond() == 0 })
+	if len(now) == 0 {
+		now = t.GetLinks()
+	}
 	var each []string
-	cables, other := 0, ""
-	for _, l := range t.GetLinks() {
-		if l.GetLinkId() == "" {
-			other = l.GetInterface()
-		} else {
+	var lan *pb.LinkProgress
+	cables := 0
+	for _, l := range now {
+		switch {
+		case withinOne(t, l):
+			continue
+		case l.GetLinkId() == "":
+			lan = l
+		default:
 			cables++
 		}
 		each = append(each, fmt.Sprintf("%.1f", float64(l.GetBytesPerSecond())/1e9))
 	}
 	switch {
-	case cables == 0 && other != "":
-		return f.put(lookInk, "▲ over "+other+", no cable")
+	case cables == 0 && lan != nil:
+		return f.put(lookInk, "▲ "+lanText(lan)+", no cable")
 	case cables == 0:
 		return ""
-	case other != "":
-		return f.put(lookInk, "▲ partly over "+other+": "+strings.Join(each, " + "))
+	case lan != nil:
+		return f.put(lookInk, "▲ partly "+lanText(lan)+": "+strings.Join(each, " + "))
 	case cables == 1:
 		return "1 cable"
 	}
 	return count(cables, "cable", "cables") + ": " + strings.Join(each, " + ")
+}
+
+// lanText is a way of bytes that is no cable.
+func lanText(l *pb.LinkProgress) string {
+	return strings.TrimSpace("LAN " + l.GetInterface())
+}
+
+// withinOne reports whether bytes stay on their node, also where the agent is of
+// a version that does not say.
+func withinOne(t *pb.Transfer, l *pb.LinkProgress) bool {
+	if l.GetKind() != "" {
+		return l.GetKind() == "loopback"
+	}
+	return l.GetLinkId() == "" && t.GetSourceNodeId() == t.GetDestinationNodeId()
 }

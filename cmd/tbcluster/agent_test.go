@@ -391,7 +391,7 @@ func deskState() *tbv1.ClusterState {
 		},
 		Transfers: []*tbv1.Transfer{{Id: "cp-0123456789ab", Sources: []string{"alpha:models/x.gguf"}, Destination: "beta:/home/ada/models/x.gguf",
 			State: tbv1.TransferState_TRANSFER_STATE_COPYING, TotalBytes: 1000, DoneBytes: 610, TotalFiles: 3, DoneFiles: 1, BytesPerSecond: 3_100_000_000,
-			Eta: durationpb.New(41 * time.Second), Links: []*tbv1.LinkProgress{{LinkId: "l-1", Interface: "thunderbolt0", Bytes: 610, BytesPerSecond: 3_100_000_000, Transport: "tcp"}},
+			Eta: durationpb.New(41 * time.Second), Links: []*tbv1.LinkProgress{{LinkId: "l-1", Interface: "thunderbolt0", Bytes: 610, BytesPerSecond: 3_100_000_000, Transport: "tcp", Kind: "cable"}},
 			StartedAt: noon, User: "ada"}},
 		Instances: []*tbv1.Instance{{Id: "i-1", Name: "smol", Model: "smollm2", ModelId: "ffff", Engine: "llamacpp", State: tbv1.InstanceState_INSTANCE_STATE_FAILED,
 			Reason: "rank 1 on beta ended: signal 9", StateSince: noon, CreatedAt: noon, OwnerNodeId: "AAAA-1", User: "ada",

@@ -17,6 +17,8 @@ import (
 
 	"tbcluster/api/fault"
 	tbv1 "tbcluster/api/tbcluster/v1"
+	"tbcluster/lab"
+	"tbcluster/transfer"
 )
 
 type cpOptions struct {
@@ -58,7 +60,8 @@ was when you run the same command again, and one that is complete copies nothing
 and says so.
 
 Bytes go over every proven cable between the two nodes at once. The last line
-says how much went over each; "LAN" there means that no cable was proven.` +
+says how much went over each; "LAN" there means that no cable was proven for a
+while.` +
 			exitHelp(fault.NodeUnknown, fault.NodeAmbiguous, fault.NodeDown, fault.NotPaired, fault.UserUnmapped, fault.ModelUnknown,
 				fault.FileMissing, fault.FileIO, fault.FileDenied, fault.FileEscapes, fault.FileUnsupported, fault.DiskFull,
 				fault.Vanished, fault.Partial, fault.Corrupt, fault.Connection, fault.Protocol, fault.Timeout, fault.Interrupted),
@@ -218,6 +221,25 @@ func runCp(ctx context.Context, o *cpOptions) error {
 		}
 	}
 	_, err = followCopy(ctx, c, req, newCopyView(o))
+	return o.ofTheLab(c.endpoint, err)
+}
+
+// ofTheLab says of a file that is missing where it was looked for: whoever asks
+// the agent of a lab's node may mean a file of the machine that the lab runs on.
+func (o *cpOptions) ofTheLab(e *endpoint, err error) error {
+	f := fault.As(err)
+	if f == nil || f.Reason != fault.FileMissing || e.in == nil || !strings.HasPrefix(f.Where, e.in.node+":") {
+		return err
+	}
+	for _, s := range o.sources {
+		if at, perr := transfer.ParseEndpoint(s); perr == nil && at.Node == "" {
+			said := *f
+			said.Why = fmt.Sprintf("%s is looked up on %s, which has files of its own: %s", s, e.in, f.Why)
+			said.Fix = "put it there (" + lab.Command(e.in.lab, "exec "+e.in.node+" -- tee NAME < NAME >/dev/null") + "), or make the lab with " +
+				lab.Command(e.in.lab, "up --bind HOST:NODE") + ", which shows a directory of this machine in each node"
+			return &said
+		}
+	}
 	return err
 }
 

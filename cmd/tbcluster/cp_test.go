@@ -51,11 +51,101 @@ func TestCpSaysWhatItDidAndOverWhichCables(t *testing.T) {
 	}
 }
 
+// The destination that was asked for is a directory, or one that does not exist.
+func TestCpSaysWhereItGoesOnceThatIsKnown(t *testing.T) {
+	asked := copying(0)
+	asked.State, asked.Destination = tbv1.TransferState_TRANSFER_STATE_SCANNING, "beta:models"
+	failed := copying(0)
+	failed.State, failed.Destination = tbv1.TransferState_TRANSFER_STATE_FAILED, "beta:models"
+	failed.Error = &tbv1.Failure{Reason: string(fault.FileMissing), What: "copy x.gguf"}
+	const title = "alpha:models/x.gguf -> beta:/home/ada/models/x.gguf\n"
+	for name, c := range map[string]struct {
+		args []string
+		seen []*tbv1.Transfer
+		want string // what begins with the title
+	}{
+		"a copy":           {nil, []*tbv1.Transfer{asked, copying(5), copied()}, title},
+		"nothing to copy":  {nil, []*tbv1.Transfer{asked, copied()}, title},
+		"a dry run":        {[]string{"-n"}, []*tbv1.Transfer{asked, copied()}, title},
+		"one that is none": {nil, []*tbv1.Transfer{asked, failed}, ""},
+	} {
+		d := startDouble(t, &agentDouble{transfers: events(c.seen...)})
+		r := tb(t, d, append([]string{"cp", "a", "beta:models"}, c.args...)...)
+		if strings.Count(r.err, "->") != strings.Count(c.want, "->") || !strings.Contains(r.err, c.want) {
+			t.Errorf("%s: standard error is\n%s", name, r.err)
+		}
+	}
+	// In a dry run it stands before the list.
+	var both bytes.Buffer
+	v := newCopyView(&cpOptions{g: &globals{out: &both, errOut: &both}, dryRun: true, progress: "auto"})
+	v.paint(asked)
+	v.keep([]string{"copy 4096 bytes a"})
+	v.paint(copied())
+	if got := both.String(); !strings.HasSuffix(got, title+"copy 4096 bytes a\n") {
+		t.Errorf("a dry run prints\n%s", got)
+	}
+}
+
+func TestCpNamesTheLabWhereAFileIsMissing(t *testing.T) {
+	missing := copying(0)
+	missing.State = tbv1.TransferState_TRANSFER_STATE_FAILED
+	missing.Error = &tbv1.Failure{Reason: string(fault.FileMissing), What: "cannot read /root/README.md", Where: "alpha:/root/README.md", Why: "no such file or directory", Fix: "check the name"}
+	err := failureFault(missing.GetError())
+	o := &cpOptions{sources: []string{"README.md"}}
+	in := &endpoint{in: &labNode{"desk", "alpha"}}
+	f := fault.As(o.ofTheLab(in, err))
+	for _, want := range []string{"README.md is looked up on node alpha of the lab \"desk\", which has files of its own", "tbcluster lab exec --name desk alpha -- tee", "--bind HOST:NODE"} {
+		if !strings.Contains(f.Why+f.Fix, want) {
+			t.Errorf("no %q in\n%s\n%s", want, f.Why, f.Fix)
+		}
+	}
+	if f.Reason != fault.FileMissing || f.Where != "alpha:/root/README.md" {
+		t.Errorf("it is another error: %+v", f)
+	}
+	elsewhere := &cpOptions{sources: []string{"beta:README.md"}}
+	for what, got := range map[string]error{
+		"an agent of this machine": o.ofTheLab(&endpoint{}, err),
+		"a path of another node":   elsewhere.ofTheLab(in, err),
+		"a file missing elsewhere": o.ofTheLab(&endpoint{in: &labNode{"desk", "beta"}}, err),
+		"another error":            o.ofTheLab(in, fault.Newf(fault.FileDenied, "let the user read it", "read")),
+		"none":                     o.ofTheLab(in, nil),
+	} {
+		if f := fault.As(got); f != nil && strings.Contains(f.Why+f.Fix, "lab") {
+			t.Errorf("%s: %+v", what, f)
+		}
+	}
+}
+
 func TestProgressLines(t *testing.T) {
 	waiting := copying(0)
 	waiting.State = tbv1.TransferState_TRANSFER_STATE_SYNCING
 	text := strings.Join(append(progressLines(copying(1_220_000_000)), progressLines(waiting)...), "\n") + "\n"
 	golden(t, "progress.txt", text)
+}
+
+func TestEachWayOfBytesIsNamed(t *testing.T) {
+	two := &tbv1.Transfer{SourceNodeId: "AAAA-1", DestinationNodeId: "BBBB-2"}
+	one := &tbv1.Transfer{SourceNodeId: "AAAA-1", DestinationNodeId: "AAAA-1"}
+	for _, c := range []struct {
+		t          *tbv1.Transfer
+		l          *tbv1.LinkProgress
+		text, kind string
+	}{
+		{two, &tbv1.LinkProgress{LinkId: "l-1", Interface: "thunderbolt0", Transport: "tcp", Kind: "cable"}, "cable thunderbolt0 (tcp)", "cable"},
+		{two, &tbv1.LinkProgress{Interface: "eth0", Transport: "tcp", Kind: "lan"}, "LAN eth0 (tcp)", "lan"},
+		{two, &tbv1.LinkProgress{Transport: "tcp", Kind: "lan"}, "LAN (tcp)", "lan"},
+		{one, &tbv1.LinkProgress{Transport: "tcp", Kind: "loopback"}, "loopback (one node)", "loopback"},
+		// Of several sources one is here and one is not.
+		{one, &tbv1.LinkProgress{Interface: "eth0", Transport: "tcp", Kind: "lan"}, "LAN eth0 (tcp)", "lan"},
+		// Agents that do not say the kind, and no interface of a LAN.
+		{two, &tbv1.LinkProgress{LinkId: "l-1", Interface: "thunderbolt0", Transport: "tcp"}, "cable thunderbolt0 (tcp)", "cable"},
+		{two, &tbv1.LinkProgress{Transport: "tcp"}, "LAN (tcp)", "lan"},
+		{one, &tbv1.LinkProgress{Transport: "tcp"}, "loopback (one node)", "loopback"},
+	} {
+		if text, kind := wayText(c.t, c.l), toTransferLinkJSON(c.t, c.l).Kind; text != c.text || kind != c.kind {
+			t.Errorf("%v is %q, kind %q; want %q, %q", c.l, text, kind, c.text, c.kind)
+		}
+	}
 }
 
 func TestCpAsksForWhatTheFlagsSay(t *testing.T) {

@@ -83,6 +83,9 @@ func (v *copyView) paint(t *tbv1.Transfer) {
 		v.o.g.printf("%s\n", compactJSON(copyEventJSON{toTransferJSON(t), texts(lines)}))
 		return
 	}
+	if v.mode == "plain" || v.mode == "live" && v.o.dryRun {
+		v.name(t)
+	}
 	if !v.o.quiet && len(lines) > 0 {
 		v.erase()
 		for _, l := range lines {
@@ -99,16 +102,26 @@ func (v *copyView) paint(t *tbv1.Transfer) {
 		}
 		v.painted = len(text)
 	case "plain":
-		if !v.named && t.GetDestination() != "" {
-			v.named = true
-			fmt.Fprintln(v.out, copyTitle(t))
-		}
 		state := t.GetState()
 		if transferEnded(t) || state == v.lastState && v.now().Sub(v.lastLine) < plainGap {
 			return
 		}
 		v.lastState, v.lastLine = state, v.now()
 		fmt.Fprintln(v.out, strings.TrimSpace(strings.Join(progressLines(t)[1:], "; ")))
+	}
+}
+
+// name says once where it goes, as soon as that is known: until both sides were
+// looked at the destination is what was asked for.
+func (v *copyView) name(t *tbv1.Transfer) {
+	switch t.GetState() {
+	case tbv1.TransferState_TRANSFER_STATE_SCANNING, tbv1.TransferState_TRANSFER_STATE_FAILED, tbv1.TransferState_TRANSFER_STATE_CANCELLED:
+		return
+	}
+	if !v.named {
+		v.named = true
+		v.erase()
+		fmt.Fprintln(v.out, copyTitle(t))
 	}
 }
 
@@ -196,21 +209,38 @@ func progressLines(t *tbv1.Transfer) []string {
 	}
 	lines = append(lines, whole)
 	for _, l := range t.GetLinks() {
-		lines = append(lines, fmt.Sprintf("    %s  %s  %s", wayText(l), bytesText(l.GetBytes()), rateText(l.GetBytesPerSecond())))
+		lines = append(lines, fmt.Sprintf("    %s  %s  %s", wayText(t, l), bytesText(l.GetBytes()), rateText(l.GetBytesPerSecond())))
 	}
 	return lines
 }
 
 // wayText names a way of bytes: "cable thunderbolt0 (tcp)" or "LAN eth0 (tcp)".
-func wayText(l *tbv1.LinkProgress) string {
-	kind := "cable"
-	switch {
-	case l.GetLinkId() == "" && slices.Contains([]string{"", "lo", "lo0"}, l.GetInterface()):
+func wayText(t *tbv1.Transfer, l *tbv1.LinkProgress) string {
+	name := wayKind(t, l)
+	switch name {
+	case "loopback":
 		return "loopback (one node)"
-	case l.GetLinkId() == "":
-		kind = "LAN"
+	case "lan":
+		name = "LAN"
 	}
-	return plain(strings.TrimSpace(fmt.Sprintf("%s %s (%s)", kind, l.GetInterface(), l.GetTransport())))
+	if l.GetInterface() != "" {
+		name += " " + l.GetInterface()
+	}
+	return plain(fmt.Sprintf("%s (%s)", name, l.GetTransport()))
+}
+
+// wayKind is "cable", "lan" or "loopback", also where the agent is of a version
+// that does not say.
+func wayKind(t *tbv1.Transfer, l *tbv1.LinkProgress) string {
+	switch {
+	case l.GetKind() != "":
+		return l.GetKind()
+	case l.GetLinkId() != "":
+		return "cable"
+	case t.GetSourceNodeId() == t.GetDestinationNodeId():
+		return "loopback"
+	}
+	return "lan"
 }
 
 // copySummary says what was done, how fast, and over which ways.
@@ -234,7 +264,7 @@ func copySummary(t *tbv1.Transfer, dry bool) []string {
 	}
 	lines := []string{line + skipped}
 	for _, l := range t.GetLinks() {
-		lines = append(lines, fmt.Sprintf("  %s over %s", bytesText(l.GetBytes()), wayText(l)))
+		lines = append(lines, fmt.Sprintf("  %s over %s", bytesText(l.GetBytes()), wayText(t, l)))
 	}
 	return lines
 }

@@ -156,6 +156,7 @@ type transferLinkJSON struct {
 	Transport      string `json:"transport"`
 	Bytes          uint64 `json:"bytes"`
 	BytesPerSecond uint64 `json:"bytes_per_second"`
+	Kind           string `json:"kind"`
 }
 
 type instanceJSON struct {
@@ -378,7 +379,7 @@ func toTransferJSON(t *tbv1.Transfer) transferJSON {
 		State: transferStateWord(t.GetState()), TotalBytes: t.GetTotalBytes(), DoneBytes: t.GetDoneBytes(),
 		SkippedBytes: t.GetSkippedBytes(), TotalFiles: t.GetTotalFiles(), DoneFiles: t.GetDoneFiles(),
 		SkippedFiles: t.GetSkippedFiles(), BytesPerSecond: t.GetBytesPerSecond(),
-		Links:    mapped(t.GetLinks(), toTransferLinkJSON),
+		Links:    mapped(t.GetLinks(), func(l *tbv1.LinkProgress) transferLinkJSON { return toTransferLinkJSON(t, l) }),
 		Warnings: texts(t.GetWarnings()), User: t.GetUser(),
 		StartedAt: timeJSON(t.GetStartedAt()), FinishedAt: timeJSON(t.GetFinishedAt()),
 	}
@@ -392,8 +393,8 @@ func toTransferJSON(t *tbv1.Transfer) transferJSON {
 	return out
 }
 
-func toTransferLinkJSON(l *tbv1.LinkProgress) transferLinkJSON {
-	return transferLinkJSON{l.GetLinkId(), l.GetInterface(), l.GetTransport(), l.GetBytes(), l.GetBytesPerSecond()}
+func toTransferLinkJSON(t *tbv1.Transfer, l *tbv1.LinkProgress) transferLinkJSON {
+	return transferLinkJSON{l.GetLinkId(), l.GetInterface(), l.GetTransport(), l.GetBytes(), l.GetBytesPerSecond(), wayKind(t, l)}
 }
 
 func toFailureJSON(f *tbv1.Failure) *faultJSON {

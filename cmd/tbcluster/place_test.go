@@ -132,6 +132,7 @@ func thePlan() *tbv1.PlanResponse {
 		{Engine: "llamacpp", Feasible: true, Score: .4, Reason: "works, but half the layers wait for the cable at every token", Ranks: []*tbv1.PlanRank{
 			{NodeName: "alpha", Role: "server", Layers: 15, NeedBytes: 2 << 30, BudgetBytes: 99 << 30}, {NodeName: "beta", Role: "rpc", Layers: 15, NeedBytes: 2 << 30, BudgetBytes: 7 << 30, MustCopy: true}}},
 		{Engine: "llamacpp", Reason: "beta: needs 3.0 GiB, may use 1.2 GiB", Ranks: []*tbv1.PlanRank{{NodeName: "beta", Role: "server", Layers: 30, NeedBytes: 3 << 30, BudgetBytes: 1 << 30, MustCopy: true}}},
+		{Engine: "llamacpp", Reason: "gamma is down", Ranks: []*tbv1.PlanRank{{NodeName: "gamma", Role: "server", BudgetBytes: 7 << 30, MustCopy: true}}},
 		{Engine: "vllm", Reason: "not installed on any node"},
 	}}
 }

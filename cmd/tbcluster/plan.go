@@ -68,7 +68,7 @@ func newPlanCommand(g *globals) *cobra.Command {
 		Long: `Says what "tbcluster place" with the same words would do, and why: every way to
 place the model that was looked at, with the numbers behind the answer. Nothing
 is started. NEEDS is what the rank would take of the node's memory, MAY USE what
-the node has for it now.` + exitHelp(placementFaults...),
+the node has for it now; COPY says that the model would be copied there first.` + exitHelp(placementFaults...),
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: complete(g, 1, modelNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -158,10 +158,18 @@ func writePlan(w io.Writer, p *tbv1.PlanResponse) {
 				first = make([]string, len(first))
 			}
 			must := ""
-			if r.GetMustCopy() {
+			if r.GetMustCopy() && o.GetFeasible() {
 				must = "yes"
 			}
-			copy(first[2:9], []string{fmt.Sprint(i), r.GetNodeName(), orDash(r.GetRole()), fmt.Sprint(r.GetLayers()), memoryText(r.GetNeedBytes()), memoryText(r.GetBudgetBytes()), must})
+			// What was refused before it was worked out has no layers and no needs.
+			layers, needs := "-", "-"
+			if r.GetLayers() > 0 {
+				layers = fmt.Sprint(r.GetLayers())
+			}
+			if r.GetNeedBytes() > 0 {
+				needs = memoryText(r.GetNeedBytes())
+			}
+			copy(first[2:9], []string{fmt.Sprint(i), r.GetNodeName(), orDash(r.GetRole()), layers, needs, memoryText(r.GetBudgetBytes()), must})
 			t.add(first...)
 		}
 	}

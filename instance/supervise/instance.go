@@ -347,8 +347,8 @@ func (i *instance) copyMissing(ctx context.Context, who host.Asker) error {
 		i.state(Copying, "copying the model to "+name)
 		var last time.Time
 		path, err := i.m.c.Copier.CopyModel(ctx, who, i.rec.ID, i.rec.Request.Model, p.NodeID, func(done, total uint64) {
-			if time.Since(last) < time.Second && done < total {
-				return
+			if total == 0 || time.Since(last) < time.Second && done < total {
+				return // how much it is turns out once both sides were looked at
 			}
 			last = time.Now()
 			i.mu.Lock()

@@ -445,9 +445,14 @@ type copier struct {
 	from string
 	to   string
 	gate chan struct{}
+	// asked has room for each copy that has begun: it has said once how far it
+	// is, and not yet of how much.
+	asked chan struct{}
 }
 
 func (c copier) CopyModel(ctx context.Context, _ host.Asker, _ string, m spec.Model, _ string, progress func(done, total uint64)) (string, error) {
+	progress(0, 0)
+	c.asked <- struct{}{}
 	select {
 	case <-c.gate:
 	case <-ctx.Done():
@@ -466,15 +471,18 @@ func TestAModelThatIsNotThereIsCopiedFirst(t *testing.T) {
 	model := realModel(t)
 	w := newWorld(t, "a")
 	a := w.nodes["a"]
-	gate := make(chan struct{})
+	gate, asked := make(chan struct{}), make(chan struct{}, 3)
 	a.stopAgent()
-	a.copier = copier{from: model, to: filepath.Join(t.TempDir(), filepath.Base(model)), gate: gate}
+	a.copier = copier{from: model, to: filepath.Join(t.TempDir(), filepath.Base(model)), gate: gate, asked: asked}
 	a.start()
 	r := request(t, model, "a")
 	r.Ranks[0].ModelPath, r.Ranks[0].MustCopy = "", true
 	// Stopped while it copies: nothing is started.
 	i := a.mustPlace(r)
-	a.untilState(i.ID, supervise.Copying)
+	<-asked
+	if i := a.untilState(i.ID, supervise.Copying); i.Reason != "copying the model to node a" {
+		t.Errorf("before it is known how much there is, it says %q", i.Reason)
+	}
 	if _, err := a.agent().Stop(t.Context(), i.ID, false); err != nil {
 		t.Fatal(err)
 	}

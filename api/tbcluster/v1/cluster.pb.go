@@ -2190,7 +2190,9 @@ type LinkProgress struct {
 	// Rate of the last second or so.
 	BytesPerSecond uint64 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
 	// "tcp" or "rdma".
-	Transport     string `protobuf:"bytes,5,opt,name=transport,proto3" json:"transport,omitempty"`
+	Transport string `protobuf:"bytes,5,opt,name=transport,proto3" json:"transport,omitempty"`
+	// What the bytes go over: "cable", "lan" or "loopback" (within one node).
+	Kind          string `protobuf:"bytes,6,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2256,6 +2258,13 @@ func (x *LinkProgress) GetBytesPerSecond() uint64 {
 func (x *LinkProgress) GetTransport() string {
 	if x != nil {
 		return x.Transport
+	}
+	return ""
+}
+
+func (x *LinkProgress) GetKind() string {
+	if x != nil {
+		return x.Kind
 	}
 	return ""
 }
@@ -3285,13 +3294,14 @@ const file_tbcluster_v1_cluster_proto_rawDesc = "" +
 	"\tnode_name\x18\b \x01(\tR\bnodeName\x12\x18\n" +
 	"\asubject\x18\t \x01(\tR\asubject\x120\n" +
 	"\x05since\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xa3\x01\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb7\x01\n" +
 	"\fLinkProgress\x12\x17\n" +
 	"\alink_id\x18\x01 \x01(\tR\x06linkId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12(\n" +
 	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12\x1c\n" +
-	"\ttransport\x18\x05 \x01(\tR\ttransport\"\x8c\x01\n" +
+	"\ttransport\x18\x05 \x01(\tR\ttransport\x12\x12\n" +
+	"\x04kind\x18\x06 \x01(\tR\x04kind\"\x8c\x01\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x14\n" +

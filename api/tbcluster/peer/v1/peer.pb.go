@@ -472,7 +472,9 @@ type NodeSection struct {
 	LanAddresses []string `protobuf:"bytes,4,rep,name=lan_addresses,json=lanAddresses,proto3" json:"lan_addresses,omitempty"`
 	// UUIDs of its machine's Thunderbolt domains, by which it is known again under
 	// another identity.
-	DomainUuids   []string `protobuf:"bytes,5,rep,name=domain_uuids,json=domainUuids,proto3" json:"domain_uuids,omitempty"`
+	DomainUuids []string `protobuf:"bytes,5,rep,name=domain_uuids,json=domainUuids,proto3" json:"domain_uuids,omitempty"`
+	// Interfaces that have lan_addresses, one for each and in their order.
+	LanInterfaces []string `protobuf:"bytes,6,rep,name=lan_interfaces,json=lanInterfaces,proto3" json:"lan_interfaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -538,6 +540,13 @@ func (x *NodeSection) GetLanAddresses() []string {
 func (x *NodeSection) GetDomainUuids() []string {
 	if x != nil {
 		return x.DomainUuids
+	}
+	return nil
+}
+
+func (x *NodeSection) GetLanInterfaces() []string {
+	if x != nil {
+		return x.LanInterfaces
 	}
 	return nil
 }
@@ -2132,14 +2141,15 @@ const file_tbcluster_peer_v1_peer_proto_rawDesc = "" +
 	"\x04echo\x18\x02 \x01(\x04R\x04echo\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"%\n" +
 	"\vSyncGoodbye\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xda\x01\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x81\x02\n" +
 	"\vNodeSection\x12&\n" +
 	"\x04node\x18\x01 \x01(\v2\x12.tbcluster.v1.NodeR\x04node\x128\n" +
 	"\vpaired_user\x18\x02 \x01(\v2\x17.tbcluster.peer.v1.UserR\n" +
 	"pairedUser\x12!\n" +
 	"\fcontrol_port\x18\x03 \x01(\rR\vcontrolPort\x12#\n" +
 	"\rlan_addresses\x18\x04 \x03(\tR\flanAddresses\x12!\n" +
-	"\fdomain_uuids\x18\x05 \x03(\tR\vdomainUuids\"\xb9\x01\n" +
+	"\fdomain_uuids\x18\x05 \x03(\tR\vdomainUuids\x12%\n" +
+	"\x0elan_interfaces\x18\x06 \x03(\tR\rlanInterfaces\"\xb9\x01\n" +
 	"\rModelsSection\x12+\n" +
 	"\x06models\x18\x01 \x03(\v2\x13.tbcluster.v1.ModelR\x06models\x12A\n" +
 	"\x05specs\x18\x02 \x03(\v2+.tbcluster.peer.v1.ModelsSection.SpecsEntryR\x05specs\x1a8\n" +
