@@ -331,15 +331,15 @@ func (f *Finder) Run(ctx context.Context) error {
 			crowded := f.crowded()
 			if crowded {
 				m.present(f.announcement())
+				askEach()
 			}
 			if crowded && !deaf && !f.quiet() {
-				askEach()
 				continue
 			}
 			m.browse(ctx, nil)
 			deaf = false
-			if browses++; browses%sendAgain == 0 {
-				f.trouble(nil, m.ask(ctx, nil, crowded))
+			if browses++; !crowded && browses%sendAgain == 0 {
+				f.trouble(nil, m.ask(ctx, nil, false))
 			}
 		case <-m.full:
 			deaf = true
